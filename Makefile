@@ -1,0 +1,71 @@
+# A Rust toolchain (and the C compiler it links with) is all that has to be there: the servers that the demo, the tests
+# and the benches need are found, or installed, and run privately by scripts/services.
+
+# Bash, because the values in the env file are quoted for it.
+SHELL := bash
+SERVICES := target/services
+with_services := set -a; . $(SERVICES)/env; set +a;
+
+# For every cargo command that builds; CI passes --locked.
+CARGO_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint lint-fmt lint-clippy lint-doc lint-shell fmt services stop clean
+# Cargo uses all cores and locks its directory; two at once only wait for each other.
+.NOTPARALLEL:
+# Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
+unexport MAKEFLAGS
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+demo: services ## see events go from PostgreSQL to RabbitMQ (DEMO_ARGS)
+	@cargo build --release $(CARGO_FLAGS)
+	@$(with_services) cargo run --release --quiet $(CARGO_FLAGS) -- demo $(DEMO_ARGS)
+
+# Plain cargo would run the tests that stop a server beside those that use it, hence one at a time there.
+test: services ## all tests, with cargo-nextest where it is installed (TEST_ARGS filters, and leaves out the doctests)
+	@$(with_services) \
+	if cargo nextest --version >/dev/null 2>&1; then \
+	    cargo nextest run $(CARGO_FLAGS) $(TEST_ARGS); \
+	else \
+	    cargo test --tests $(CARGO_FLAGS) $(TEST_ARGS) -- --test-threads=1; \
+	fi
+ifeq ($(strip $(TEST_ARGS)),)
+	@$(with_services) cargo test --doc $(CARGO_FLAGS)
+endif
+
+bench: services ## the relay's throughput and latency (BENCH_ARGS)
+	@$(with_services) cargo bench --bench relay $(CARGO_FLAGS) -- $(BENCH_ARGS)
+
+lint: lint-fmt lint-clippy lint-doc lint-shell ## what CI checks beside the tests
+
+lint-fmt:
+	cargo fmt --check
+
+lint-clippy:
+	cargo clippy --all-targets $(CARGO_FLAGS) -- -D warnings
+
+lint-doc:
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps $(CARGO_FLAGS)
+
+lint-shell:
+	@if command -v shellcheck >/dev/null; then \
+	    echo 'shellcheck scripts/services .ci/run'; \
+	    shellcheck scripts/services .ci/run; \
+	else \
+	    echo 'shellcheck is not installed: the scripts were not checked'; \
+	fi
+
+fmt: ## format the code
+	cargo fmt
+
+services: ## start the private PostgreSQL and RabbitMQ, or find them running
+	@scripts/services up --dir $(SERVICES)
+
+stop: ## stop them and remove their data
+	@scripts/services down --dir $(SERVICES)
+
+# The servers first: their data is below target, and some of it may be elsewhere.
+clean: stop ## stop the servers and remove all that was built
+	cargo clean

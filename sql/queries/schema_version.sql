@@ -1,0 +1,2 @@
+-- Highest migration applied.
+SELECT coalesce(max(version), 0)::int FROM {{outbox_migrations}}

@@ -1,0 +1,28 @@
+//! `bellwire migrate`
+
+use clap::Args;
+
+use super::{Failure, open_store};
+use crate::config::Config;
+
+/// Create the outbox, or adopt and update an existing one.
+#[derive(Args, Debug)]
+pub(super) struct Arguments {}
+
+pub(super) async fn run(config: &Config, _: &Arguments) -> Result<u8, Failure> {
+    let store = open_store(config, "migrate")?;
+    let migrated = store.migrate().await?;
+    let table = store.names().display();
+    if migrated.from == migrated.to && migrated.indexes.is_empty() {
+        println!("{table} is up to date (schema version {})", migrated.to);
+        return Ok(0);
+    }
+    println!("{table} is at schema version {} now (was {})", migrated.to, migrated.from);
+    if !migrated.indexes.is_empty() {
+        println!("indexes built: {}", migrated.indexes.join(", "));
+    }
+    if migrated.event_ids > 0 {
+        println!("event ids given to {} unpublished rows", migrated.event_ids);
+    }
+    Ok(0)
+}

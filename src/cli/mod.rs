@@ -1,0 +1,130 @@
+//! The command line: one file for each subcommand.
+//!
+//! Exit codes, the same for all: 0 done; 1 it failed, or `demo` found a guarantee broken; 2 the
+//! command line or the configuration is wrong; 3 `run --once` made its pass, but events failed and
+//! will be tried again or were dead-lettered.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{Config, ConfigError};
+use crate::sink::Sink;
+use crate::sink::rabbitmq::RabbitmqSink;
+use crate::store::{Store, StoreError};
+
+mod check;
+mod demo;
+mod log;
+mod migrate;
+mod run;
+mod status;
+
+/// It failed.
+pub const FAILED: u8 = 1;
+/// The command line or the configuration is wrong.
+pub const MISCONFIGURED: u8 = 2;
+/// One pass was made, and events failed in it.
+pub const EVENTS_FAILED: u8 = 3;
+
+/// Carries a PostgreSQL transactional outbox to RabbitMQ, in order and without loss.
+#[derive(Debug, Parser)]
+#[command(name = "bellwire", version, about, long_about = None, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// Configuration file; `bellwire.toml` in the working directory is read if it exists
+    #[arg(long, short, global = true, env = "BELLWIRE_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Environment: DATABASE_URL and AMQP_URL; any other option as BELLWIRE_<SECTION>__<KEY>, for example
+BELLWIRE_RELAY__BATCH_SIZE=100. The environment wins over the file.
+
+Exit codes: 0 done; 1 failed; 2 wrong command line or configuration; 3 `run --once` made its pass,
+but events failed in it.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Carry events until told to stop
+    Run(run::Arguments),
+    /// Create the outbox, or adopt and update an existing one
+    Migrate(migrate::Arguments),
+    /// Look whether everything is there that a relay needs, and say what to do about what is not
+    Check(check::Arguments),
+    /// Show what waits, since when and for what, and who carries it
+    Status(status::Arguments),
+    /// Write events, kill a relay midway, and count what arrives
+    Demo(demo::Arguments),
+}
+
+/// Why a command failed: decides the exit code.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Other(#[from] anyhow::Error),
+}
+
+impl Failure {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Store(StoreError::NoUrl | StoreError::Shape(_)) => MISCONFIGURED,
+            Self::Store(_) | Self::Other(_) => FAILED,
+        }
+    }
+}
+
+/// Runs the command; answers the process's exit code. One line on standard error says what went
+/// wrong.
+pub fn main(cli: Cli) -> ExitCode {
+    let outcome = actix_rt::System::new().block_on(dispatch(cli));
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            let code = failure.exit_code();
+            let text = match &failure {
+                Failure::Other(error) => format!("{error:#}"),
+                other => other.to_string(),
+            };
+            eprintln!("bellwire: {text}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+async fn dispatch(cli: Cli) -> Result<u8, Failure> {
+    let config = Config::load(cli.config.as_deref())?;
+    log::install(&config.log)?;
+    match cli.command {
+        Command::Run(arguments) => run::run(config, arguments).await,
+        Command::Migrate(arguments) => migrate::run(&config, &arguments).await,
+        Command::Check(arguments) => check::run(&config, &arguments).await,
+        Command::Status(arguments) => status::run(&config, &arguments).await,
+        Command::Demo(arguments) => demo::run(config, arguments).await,
+    }
+}
+
+/// The name of this replica: configured, or the host's.
+fn replica_name(config: &Config) -> String {
+    config.relay.name.clone().unwrap_or_else(|| {
+        let host = hostname::get().ok().and_then(|name| name.into_string().ok());
+        format!("{}-{}", host.as_deref().unwrap_or("relay"), std::process::id())
+    })
+}
+
+fn open_store(config: &Config, command: &str) -> Result<Store, StoreError> {
+    Store::new(&config.database, &format!("bellwire {command}"))
+}
+
+fn open_sink(config: &Config) -> Result<Arc<dyn Sink>, Failure> {
+    let sink = RabbitmqSink::new(config.rabbitmq.clone())
+        .map_err(|error| anyhow::anyhow!("{}", error.message))?;
+    Ok(sink)
+}

@@ -1,0 +1,133 @@
+//! `bellwire run`: carry events until told to stop, or one pass.
+
+use std::sync::Arc;
+
+use actix_web::dev::ServerHandle;
+use anyhow::{Context as _, anyhow};
+use clap::Args;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::{EVENTS_FAILED, FAILED, Failure, open_sink, open_store, replica_name};
+use crate::config::Config;
+use crate::relay::Relay;
+use crate::relay::supervisor::Ending;
+use crate::store::Store;
+use crate::{admin, metrics};
+
+/// Between tries to reach the database at the start.
+const START_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Carry events until told to stop.
+#[derive(Args, Debug)]
+pub(super) struct Arguments {
+    /// Make one pass over what is due, then exit: for cron
+    #[arg(long)]
+    once: bool,
+}
+
+/// Both ways to ask for an orderly end. A second one ends the process at once.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Failure> {
+    let mut stop = Stop::new().context("cannot handle signals")?;
+    let store = open_store(&config, &format!("run {}", replica_name(&config)))?;
+    let sink = open_sink(&config)?;
+    let recorder = metrics::install().context("cannot install the metrics recorder")?;
+    tokio::select! {
+        checked = wait_for_outbox(&store, arguments.once) => checked?,
+        () = stop.asked() => return Ok(0),
+    }
+    let config = Arc::new(config);
+    let replica = replica_name(&config);
+    tracing::info!(replica, table = store.names().display(), sink = sink.name(), "starting");
+    let mut relay = Relay::start(store.clone(), config.clone(), replica, sink, arguments.once);
+    let admin = match config.admin.listen.0.filter(|_| !arguments.once) {
+        Some(address) => {
+            let (server, handle, bound) =
+                admin::serve(address, relay.supervisor(), store, recorder).map_err(|error| anyhow!(error))?;
+            actix_rt::spawn(server);
+            tracing::info!(address = %bound, "admin port open");
+            Some(handle)
+        }
+        None => None,
+    };
+    let ending = tokio::select! {
+        ending = relay.ended() => ending,
+        () = stop.asked() => {
+            relay.drain();
+            tokio::select! {
+                ending = relay.ended() => ending,
+                () = stop.asked() => return Err(anyhow!("told to stop twice: ended at once, unrecorded events are published again").into()),
+            }
+        }
+    };
+    close(admin).await;
+    report(&ending, arguments.once)
+}
+
+/// Waits for a database that is away, refuses an outbox that is wrong.
+async fn wait_for_outbox(store: &Store, once: bool) -> Result<(), Failure> {
+    let mut logged = false;
+    loop {
+        match store.check_shape().await {
+            Ok(()) => return Ok(()),
+            Err(error) if once || error.is_fatal_at_start() => return Err(error.into()),
+            Err(error) if !logged => {
+                logged = true;
+                tracing::warn!(%error, "waiting for the database");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(START_PAUSE).await;
+    }
+}
+
+async fn close(admin: Option<ServerHandle>) {
+    if let Some(handle) = admin {
+        handle.stop(false).await;
+    }
+}
+
+fn report(ending: &Ending, once: bool) -> Result<u8, Failure> {
+    if let Some(error) = &ending.error {
+        return Err(anyhow!("{error}").into());
+    }
+    tracing::info!(
+        published = ending.published,
+        failed = ending.failed,
+        dead_lettered = ending.dead,
+        handed_back = ending.handed_back,
+        unconfirmed = ending.unconfirmed.len(),
+        "stopped"
+    );
+    if !once {
+        return Ok(0);
+    }
+    println!(
+        "published {}, failed {}, dead-lettered {}, handed back {}",
+        ending.published, ending.failed, ending.dead, ending.handed_back
+    );
+    if ending.handed_back > 0 && ending.published == 0 {
+        return Ok(FAILED);
+    }
+    Ok(if ending.failed + ending.dead > 0 { EVENTS_FAILED } else { 0 })
+}

@@ -1,0 +1,873 @@
+//! CLAIM: owns the replica's session, claims rows while there is room, and routes them.
+//!
+//! # Role
+//! The only one that talks on the session: heartbeat, takeover, sharing of buckets, claims; one
+//! statement at a time, chosen by [`Claimer::step`]. Decisions are in [`super::rounds`].
+//! # Receives
+//! [`Wake`] from the listener, [`Ready`] from the supervisor, [`Returned`] from the marker,
+//! [`Drain`] and [`Leave`] from the supervisor, [`Observe`].
+//! # Sends
+//! `Publish` and `Voided` to the publishers, `HandBack`, `Failed` and `Flush` to the marker, `Idle`
+//! and `Exited` to the supervisor.
+//! # Invariants
+//! Credits: what is in hand never exceeds what the publishers have room for; every claimed row comes
+//! back exactly once, as one [`Returned`]. Rows go to a publisher in id order within an aggregate.
+//! Nothing is claimed while the broker's breaker is open. What was claimed under a void token is
+//! dropped unsent.
+//! # On failure
+//! A session that breaks voids its token: a new one is opened with growing pauses, and the old
+//! token's rows are taken over by it.
+//! # On shutdown
+//! [`Drain`]: claims no more and hands back what is not yet with a publisher. [`Leave`]: ends the
+//! token and frees the buckets.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix::prelude::*;
+use backoff::ExponentialBackoff;
+use backoff::backoff::Backoff as _;
+use tokio::sync::oneshot;
+
+use super::breaker::pauses;
+use super::failure::Cause;
+use super::marker::{Failed, Flush, HandBack, Held, Marker};
+use super::partition::partition_of;
+use super::publisher::{Publish, Publisher, Voided};
+use super::rounds::{Rounds, fair_share};
+use super::supervisor::{Child, Exited, Idle};
+use crate::event::{ClaimToken, OutboxEvent};
+use crate::metrics;
+use crate::sink::{Delivery, SinkError};
+use crate::store::{ClaimAnswer, ClaimRequest, ClaimedRow, Session, Store, StoreError, Takeover, Tended};
+
+/// Peers are looked at this often while any of them is known to be awake.
+const WATCH: Duration = Duration::from_millis(500);
+/// After a wake-up, when no peer seems busy (yet), they are watched for this long.
+const WATCH_AFTER_WAKE: Duration = Duration::from_secs(2);
+/// Before a row that somebody holds locked is tried again.
+const LOCKED_PAUSE: Duration = Duration::from_millis(250);
+/// Payload bytes read in one piece, by their stored size.
+const PIECE_BYTES: usize = 1 << 20;
+/// Rows read in one piece.
+const PIECE_ROWS: usize = 500;
+/// Loaded payload in hand beyond which no more is read.
+const LOADED_BYTES: usize = 32 << 20;
+/// Between tries after a failure: first and longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long a new session waits for marks under the old token, to spare repeats.
+const FLUSH_BEFORE_NEW_TOKEN: Duration = Duration::from_secs(2);
+/// A timer further ahead is of no use: the tick comes first.
+const FARTHEST: Duration = Duration::from_secs(3600);
+
+/// A hint that there may be something to claim.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Wake {
+    /// Shares may have changed, too.
+    pub peers: bool,
+}
+
+/// Can events be published now?
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Ready(pub bool);
+
+/// Rows that left our hands, whatever became of them.
+#[derive(Default, Message)]
+#[rtype(result = "()")]
+pub struct Returned {
+    /// The bucket of each.
+    pub buckets: Vec<u8>,
+    /// Loaded payload bytes that were freed.
+    pub bytes: usize,
+    /// A row among them is due again after this.
+    pub due_in: Option<Duration>,
+}
+
+/// Claim no more; answered when nothing claimed is left here.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Drain;
+
+/// End the token and free the buckets; answered when done, or when it cannot be.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Leave;
+
+/// The session's connection has ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct SessionLost {
+    token: i32,
+    reason: String,
+}
+
+/// How does it stand?
+#[derive(Message)]
+#[rtype(result = "View")]
+pub struct Observe;
+
+/// How it stands.
+#[derive(Clone, Debug, Default, MessageResponse, serde::Serialize)]
+pub struct View {
+    /// Name of the present token, none without a session.
+    pub token: Option<String>,
+    /// Buckets owned, of 64.
+    pub buckets: usize,
+    /// Live peers.
+    pub peers: usize,
+    /// Rows claimed and not yet returned.
+    pub in_hand: usize,
+    /// Why the database cannot be used, while it cannot.
+    pub trouble: Option<String>,
+}
+
+/// Settings of a claimer.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of this replica.
+    pub replica: String,
+    /// See `relay.lease`.
+    pub lease: Duration,
+    /// See `relay.tick`.
+    pub tick: Duration,
+    /// See `relay.partitions`.
+    pub partitions: usize,
+    /// See `relay.batch_size`.
+    pub batch_size: usize,
+    /// Credits of all publishers together.
+    pub most_in_hand: usize,
+    /// One pass only.
+    pub once: bool,
+}
+
+/// Whom a claimer talks to.
+#[derive(Clone)]
+pub struct Links {
+    /// One for each partition.
+    pub publishers: Vec<Addr<Publisher>>,
+    /// The marker.
+    pub marker: Addr<Marker>,
+    /// The supervisor, for the end.
+    pub exited: Recipient<Exited>,
+    /// The supervisor, when one pass is done.
+    pub idle: Recipient<Idle>,
+}
+
+/// See the module's head.
+pub struct Claimer {
+    store: Store,
+    settings: Settings,
+    links: Links,
+    rounds: Rounds,
+    session: Option<Rc<Session>>,
+    opening: bool,
+    /// Tokens of our own that are void and not yet taken over.
+    old_tokens: Vec<i32>,
+    dead_peers: Vec<i32>,
+    busy: bool,
+    ready: bool,
+    owned: Vec<u8>,
+    acquire: usize,
+    tended: Option<Tended>,
+    tend_due: bool,
+    ring_due: bool,
+    to_load: VecDeque<(ClaimedRow, Arc<ClaimToken>)>,
+    /// Rows at the head of `to_load` that are read one at a time, since one of them is odd.
+    load_singly: usize,
+    loading: bool,
+    loaded_bytes: usize,
+    tick_at: Instant,
+    due_at: Option<Instant>,
+    locked_at: Option<Instant>,
+    rest_until: Option<Instant>,
+    watch_until: Instant,
+    tended_at: Instant,
+    backstop_at: Instant,
+    timer: Option<SpawnHandle>,
+    pauses: ExponentialBackoff,
+    trouble: Option<String>,
+    drained: Option<Vec<oneshot::Sender<()>>>,
+    leave: Option<oneshot::Sender<()>>,
+    stopping: bool,
+}
+
+impl Claimer {
+    /// A claimer that opens its session once started.
+    pub fn new(store: Store, settings: Settings, links: Links, old_tokens: Vec<i32>) -> Self {
+        let now = Instant::now();
+        Self {
+            rounds: Rounds::new(settings.partitions, settings.batch_size, settings.most_in_hand),
+            store,
+            settings,
+            links,
+            session: None,
+            opening: false,
+            old_tokens,
+            dead_peers: Vec::new(),
+            busy: false,
+            ready: false,
+            owned: Vec::new(),
+            acquire: 0,
+            tended: None,
+            tend_due: true,
+            ring_due: false,
+            to_load: VecDeque::new(),
+            load_singly: 0,
+            loading: false,
+            loaded_bytes: 0,
+            tick_at: now,
+            due_at: None,
+            locked_at: None,
+            rest_until: None,
+            watch_until: now,
+            tended_at: now,
+            backstop_at: now,
+            timer: None,
+            pauses: pauses(FIRST_PAUSE, LONGEST_PAUSE),
+            trouble: None,
+            drained: None,
+            leave: None,
+            stopping: false,
+        }
+    }
+
+    // ---- the session -------------------------------------------------------------------------
+
+    fn open(&mut self, context: &mut Context<Self>) {
+        if self.opening || self.session.is_some() || self.drained.is_some() {
+            return;
+        }
+        self.opening = true;
+        let (store, marker) = (self.store.clone(), self.links.marker.clone());
+        let (replica, lease) = (self.settings.replica.clone(), self.settings.lease);
+        let lost = context.address().recipient();
+        let flush_first = !self.old_tokens.is_empty();
+        let opened = async move {
+            if flush_first {
+                // What was confirmed under the old token can still be marked under it.
+                let _ = tokio::time::timeout(FLUSH_BEFORE_NEW_TOKEN, marker.send(Flush)).await;
+            }
+            let lost = move |token, reason| drop(lost.try_send(SessionLost { token, reason }));
+            Session::open(&store, &replica, lease, lost).await
+        };
+        context.spawn(opened.into_actor(self).map(|opened, actor, context| {
+            actor.opening = false;
+            match opened {
+                Ok(session) => {
+                    tracing::info!(token = session.token().name(), "session open");
+                    actor.session = Some(Rc::new(session));
+                    actor.well();
+                    actor.tend_due = true;
+                    actor.step(context);
+                }
+                Err(error) => {
+                    actor.unwell(&error.to_string());
+                    let pause = actor.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
+                    context.run_later(pause, Self::open);
+                    actor.answer_waiting();
+                }
+            }
+        }));
+    }
+
+    /// The token is void: everything in hand is dropped unsent, and a new token starts.
+    fn lose(&mut self, reason: &str, context: &mut Context<Self>) {
+        let Some(session) = self.session.take() else {
+            return;
+        };
+        session.token().void();
+        self.unwell(reason);
+        tracing::warn!(token = session.token().name(), reason, "claim token void");
+        self.old_tokens.push(session.token().number());
+        self.owned.clear();
+        self.rounds.set_owned(&[]);
+        self.acquire = 0;
+        self.dead_peers.clear();
+        self.tended = None;
+        ::metrics::gauge!(metrics::BUCKETS_OWNED).set(0.0);
+        self.drop_void_rows();
+        for publisher in &self.links.publishers {
+            publisher.try_send(Voided).ok();
+        }
+        let pause = self.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
+        context.run_later(pause, Self::open);
+    }
+
+    fn well(&mut self) {
+        if self.trouble.take().is_some() {
+            tracing::info!("database answers again");
+        }
+    }
+
+    /// Logged when the trouble is new or another one, not at every try.
+    fn unwell(&mut self, reason: &str) {
+        if self.trouble.as_deref() != Some(reason) {
+            tracing::warn!(reason, "database trouble");
+            self.trouble = Some(reason.to_owned());
+        }
+    }
+
+    /// A statement failed: rest a little, or give the session up.
+    fn failed(&mut self, error: &StoreError, context: &mut Context<Self>) {
+        // Lock timeout, statement timeout, serialization failure, deadlock: the session is sound.
+        let passing = matches!(error, StoreError::Refused { code, .. }
+            if matches!(code.as_str(), "55P03" | "57014" | "40001" | "40P01"));
+        if passing {
+            tracing::debug!(%error, "statement failed, trying again");
+            let pause = self.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
+            self.rest_until = Some(Instant::now() + pause);
+        } else {
+            self.lose(&error.to_string(), context);
+        }
+    }
+
+    // ---- one statement at a time ---------------------------------------------------------------
+
+    /// Does the one thing that is most urgent, if nothing is under way.
+    fn step(&mut self, context: &mut Context<Self>) {
+        self.load(context);
+        self.take_step(context);
+        self.answer_waiting();
+        self.report_idle();
+        self.arm(context);
+    }
+
+    fn take_step(&mut self, context: &mut Context<Self>) {
+        let Some(session) = self.session.clone() else {
+            return;
+        };
+        if self.busy || self.rest_until.is_some_and(|until| Instant::now() < until) {
+            return;
+        }
+        self.rest_until = None;
+        if !session.token().holds() {
+            self.lose("its lease is over", context);
+        } else if self.leave.is_some() {
+            self.run(context, async move { session.leave().await }, |actor, _: (), _| {
+                actor.session = None;
+                actor.stopping = true;
+            });
+        } else if self.tend_due {
+            self.tend(session, context);
+        } else if let Some(token) = self.old_tokens.pop() {
+            self.take_over(session, token, true, context);
+        } else if let Some(token) = self.dead_peers.pop() {
+            self.take_over(session, token, false, context);
+        } else if self.ring_due {
+            self.ring_due = false;
+            self.run(context, async move { session.ring().await }, |_, _: (), _| {});
+        } else {
+            self.share_or_claim(session, context);
+        }
+    }
+
+    fn share_or_claim(&mut self, session: Rc<Session>, context: &mut Context<Self>) {
+        let given = self.rounds.given_up();
+        if !given.is_empty() {
+            self.owned.retain(|bucket| !given.contains(bucket));
+            self.run(context, async move { session.give_up(&given).await }, |actor, _: (), _| {
+                actor.own();
+            });
+        } else if self.acquire > 0 {
+            let most = std::mem::take(&mut self.acquire);
+            self.run(context, async move { session.acquire(most).await }, |actor, acquired, _| {
+                tracing::debug!(buckets = acquired.len(), "took free buckets");
+                actor.owned.extend(acquired);
+                actor.own();
+            });
+        } else if self.ready
+            && self.drained.is_none()
+            && let Some(request) = self.rounds.next_claim()
+        {
+            self.claim(session, request, context);
+        }
+    }
+
+    /// Runs a statement of the session; `then` is called with its answer if the session is still
+    /// the same.
+    fn run<T: 'static>(
+        &mut self,
+        context: &mut Context<Self>,
+        statement: impl Future<Output = Result<T, StoreError>> + 'static,
+        then: impl FnOnce(&mut Self, T, &mut Context<Self>) + 'static,
+    ) {
+        self.busy = true;
+        let asked = self.session.as_ref().map(|session| session.token().number());
+        context.spawn(statement.into_actor(self).map(move |answer, actor, context| {
+            actor.busy = false;
+            let present = actor.session.as_ref().map(|session| session.token().number());
+            if asked == present {
+                match answer {
+                    Ok(answer) => {
+                        actor.pauses.reset();
+                        then(actor, answer, context);
+                    }
+                    Err(error) => actor.failed(&error, context),
+                }
+            }
+            actor.step(context);
+        }));
+    }
+
+    fn own(&mut self) {
+        self.rounds.set_owned(&self.owned);
+        ::metrics::gauge!(metrics::BUCKETS_OWNED).set(self.owned.len() as f64);
+    }
+
+    fn tend(&mut self, session: Rc<Session>, context: &mut Context<Self>) {
+        self.tend_due = false;
+        let ready = self.ready && self.drained.is_none();
+        self.run(context, async move { session.tend(ready).await }, move |actor, tended, _| {
+            actor.tended(tended, ready);
+        });
+    }
+
+    fn tended(&mut self, tended: Tended, ready: bool) {
+        let now = Instant::now();
+        self.tended_at = now;
+        self.owned.clone_from(&tended.owned);
+        self.own();
+        self.dead_peers.clone_from(&tended.dead_peers);
+        if ready {
+            let share = fair_share(tended.ready_peers + 1);
+            if self.rounds.kept() > share {
+                self.rounds.leave_down_to(share);
+            } else {
+                self.rounds.stay_up_to(share);
+                self.acquire = share.saturating_sub(self.rounds.kept()).min(tended.free);
+            }
+        } else if tended.ready_peers > 0 {
+            self.rounds.leave_down_to(0);
+            self.acquire = 0;
+        }
+        if tended.due && now >= self.backstop_at {
+            self.backstop_at = now + self.settings.tick;
+            self.rounds.wake();
+        }
+        if let Some(wait) = tended.next_due {
+            self.due_within(wait);
+        }
+        let watching = tended.peers + tended.dead_peers.len() > 0
+            && (tended.peers_busy || self.rounds.in_hand() > 0 || now < self.watch_until);
+        let pause = if watching {
+            WATCH.min(self.settings.tick)
+        } else {
+            self.settings.tick.min(self.settings.lease / 2)
+        };
+        self.tick_at = now + pause;
+        self.tended = Some(tended);
+    }
+
+    fn due_within(&mut self, wait: Duration) {
+        if wait < FARTHEST {
+            let due = Instant::now() + wait;
+            self.due_at = Some(self.due_at.map_or(due, |earlier| earlier.min(due)));
+        }
+    }
+
+    fn take_over(&mut self, session: Rc<Session>, token: i32, own: bool, context: &mut Context<Self>) {
+        let takeover = async move { Ok((session.takeover(token, own).await, token)) };
+        self.run(context, takeover, move |actor, (takeover, token), context| match takeover {
+            Ok(Takeover::Done { name, buckets, rows, complete }) => {
+                ::metrics::counter!(metrics::TAKEOVERS).increment(1);
+                tracing::warn!(token = name, buckets, rows, complete, "took over a dead replica");
+                actor.rounds.wake();
+                actor.ring_due |= buckets + rows > 0;
+                // Our share of the freed buckets.
+                actor.tend_due = true;
+                if !complete {
+                    // Somebody holds one of its rows locked: the next look finds it again.
+                    actor.tend_due = false;
+                    actor.tick_at = Instant::now() + WATCH;
+                    if own {
+                        actor.old_tokens.push(token);
+                        actor.rest_until = Some(Instant::now() + WATCH);
+                    }
+                }
+            }
+            Ok(Takeover::NotDead) => {}
+            Err(error) => {
+                // A claim of the dead client's may still run: the server ends it within seconds.
+                if own {
+                    actor.old_tokens.push(token);
+                }
+                actor.failed(&error, context);
+            }
+        });
+    }
+
+    fn claim(&mut self, session: Rc<Session>, request: ClaimRequest, context: &mut Context<Self>) {
+        let token = session.token().clone();
+        let began = Instant::now();
+        let asked = request.clone();
+        let claim = async move { Ok(session.claim(&asked).await) };
+        self.run(context, claim, move |actor, answer, context| match answer {
+            Ok(answer) => {
+                ::metrics::histogram!(metrics::CLAIM_SECONDS).record(began.elapsed());
+                actor.claimed(&request, answer, &token);
+            }
+            Err(error) => {
+                actor.rounds.claim_failed();
+                actor.failed(&error, context);
+            }
+        });
+    }
+
+    fn claimed(&mut self, request: &ClaimRequest, answer: ClaimAnswer, token: &Arc<ClaimToken>) {
+        self.rounds.claimed(request, &answer);
+        if answer.locked {
+            self.locked_at = Some(Instant::now() + LOCKED_PAUSE);
+        }
+        if !answer.rows.is_empty() {
+            ::metrics::counter!(metrics::CLAIMED).increment(answer.rows.len() as u64);
+            ::metrics::gauge!(metrics::IN_HAND).set(self.rounds.in_hand() as f64);
+        }
+        self.to_load.extend(answer.rows.into_iter().map(|row| (row, token.clone())));
+        if !self.ready || self.drained.is_some() {
+            self.hand_back_unloaded();
+        }
+    }
+
+    // ---- loading and routing ---------------------------------------------------------------------
+
+    /// Reads the next piece of what was claimed, if there is room in memory.
+    fn load(&mut self, context: &mut Context<Self>) {
+        if self.loading || self.to_load.is_empty() || self.loaded_bytes >= LOADED_BYTES {
+            return;
+        }
+        let most = if self.load_singly > 0 { 1 } else { PIECE_ROWS };
+        let token = self.to_load[0].1.clone();
+        let mut bytes = 0;
+        let mut rows = Vec::new();
+        while rows.len() < most
+            && let Some((row, _)) = self.to_load.front().filter(|(_, claimed)| Arc::ptr_eq(claimed, &token))
+            && (rows.is_empty() || bytes + row.stored_bytes <= PIECE_BYTES)
+        {
+            bytes += row.stored_bytes;
+            rows.extend(self.to_load.pop_front().map(|(row, _)| row));
+        }
+        self.load_singly = self.load_singly.saturating_sub(rows.len());
+        self.loading = true;
+        let store = self.store.clone();
+        let loaded = async move {
+            let loaded = store.load(&rows).await;
+            (rows, loaded)
+        };
+        context.spawn(loaded.into_actor(self).map(move |(rows, loaded), actor, context| {
+            actor.loading = false;
+            match loaded {
+                Ok(events) => {
+                    actor.loaded(&rows, events, &token);
+                    actor.step(context);
+                }
+                Err(error) => actor.not_loaded(rows, &token, &error, context),
+            }
+        }));
+    }
+
+    fn loaded(&mut self, rows: &[ClaimedRow], events: Vec<OutboxEvent>, token: &Arc<ClaimToken>) {
+        if events.len() < rows.len() {
+            // Deleted under our hands by somebody: nothing to publish and nothing to mark.
+            let mut ids = events.iter().map(|event| event.id).peekable();
+            let gone: Vec<u8> = rows
+                .iter()
+                .filter(|row| ids.next_if_eq(&row.id).is_none())
+                .map(|row| row.bucket)
+                .collect();
+            tracing::warn!(rows = gone.len(), "claimed rows were deleted by somebody");
+            self.rounds.returned(&gone);
+        }
+        let partitions = self.settings.partitions;
+        let mut batches: Vec<Vec<Delivery>> = vec![Vec::new(); partitions];
+        for event in events {
+            self.loaded_bytes += event.payload.len();
+            batches[partition_of(event.bucket, partitions)].push(Delivery {
+                event: Arc::new(event),
+                token: token.clone(),
+            });
+        }
+        for (publisher, deliveries) in self.links.publishers.iter().zip(batches) {
+            if deliveries.is_empty() {
+                continue;
+            }
+            // Credits bound what is under way, so the mailbox has room; a publisher that is gone
+            // takes the whole generation with it.
+            if publisher.try_send(Publish { deliveries }).is_err() {
+                tracing::error!("a publisher takes no more although it has credits");
+            }
+        }
+    }
+
+    fn not_loaded(
+        &mut self,
+        rows: Vec<ClaimedRow>,
+        token: &Arc<ClaimToken>,
+        error: &StoreError,
+        context: &mut Context<Self>,
+    ) {
+        if error.is_about_data() && rows.len() == 1 {
+            self.undecodable(&rows[0], token, error);
+            self.step(context);
+            return;
+        }
+        if error.is_about_data() {
+            self.load_singly = rows.len();
+        } else {
+            self.unwell(&error.to_string());
+        }
+        for row in rows.into_iter().rev() {
+            self.to_load.push_front((row, token.clone()));
+        }
+        if !token.holds() {
+            self.drop_void_rows();
+        }
+        let pause = self.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
+        self.loading = true;
+        context.run_later(pause, |actor, context| {
+            actor.loading = false;
+            actor.step(context);
+        });
+    }
+
+    /// The server cannot even send it: dead, and nothing else is held up by it.
+    fn undecodable(&self, row: &ClaimedRow, token: &Arc<ClaimToken>, error: &StoreError) {
+        self.links
+            .marker
+            .try_send(Failed {
+                held: Held::of_row(row, token),
+                key: row.key.clone(),
+                error: SinkError::new(Cause::Undecodable, error.to_string()),
+                later: Vec::new(),
+            })
+            .ok();
+    }
+
+    fn hand_back_unloaded(&mut self) {
+        self.load_singly = 0;
+        let held: Vec<Held> = self.to_load.drain(..).map(|(row, token)| Held::of_row(&row, &token)).collect();
+        if !held.is_empty() {
+            self.links.marker.try_send(HandBack { held }).ok();
+        }
+    }
+
+    fn drop_void_rows(&mut self) {
+        self.load_singly = 0;
+        let mut gone = Vec::new();
+        self.to_load.retain(|(row, token)| {
+            let holds = token.holds();
+            if !holds {
+                gone.push(row.bucket);
+            }
+            holds
+        });
+        self.rounds.returned(&gone);
+    }
+
+    // ---- timers and answers ------------------------------------------------------------------
+
+    /// One timer for whatever comes first.
+    fn arm(&mut self, context: &mut Context<Self>) {
+        if let Some(timer) = self.timer.take() {
+            context.cancel_future(timer);
+        }
+        if self.session.is_none() {
+            return;
+        }
+        let next = [self.due_at, self.locked_at, self.rest_until]
+            .into_iter()
+            .flatten()
+            .fold(self.tick_at, Instant::min);
+        let wait = next.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        self.timer = Some(context.run_later(wait, |actor, context| {
+            actor.timer = None;
+            actor.look(Instant::now());
+            actor.step(context);
+        }));
+    }
+
+    fn look(&mut self, now: Instant) {
+        if now >= self.tick_at {
+            self.tend_due = true;
+            self.tick_at = now + self.settings.tick;
+        }
+        if self.due_at.take_if(|at| now >= *at).is_some() {
+            self.rounds.wake();
+        }
+        if self.locked_at.take_if(|at| now >= *at).is_some() {
+            self.rounds.wake();
+        }
+    }
+
+    fn answer_waiting(&mut self) {
+        if let Some(waiting) = &mut self.drained
+            && !self.busy
+            && !self.loading
+            && self.to_load.is_empty()
+        {
+            for answer in waiting.drain(..) {
+                let _ = answer.send(());
+            }
+        }
+        if self.session.is_none()
+            && let Some(answer) = self.leave.take()
+        {
+            let _ = answer.send(());
+        }
+    }
+
+    /// One pass is done when a whole round found nothing and nothing is in hand.
+    fn report_idle(&self) {
+        let settled = self.tended.is_some() && !self.tend_due && !self.busy && self.acquire == 0;
+        if self.settings.once
+            && self.ready
+            && settled
+            && self.old_tokens.is_empty()
+            && self.dead_peers.is_empty()
+            && self.to_load.is_empty()
+            && self.rounds.is_idle()
+        {
+            self.links.idle.try_send(Idle).ok();
+        }
+    }
+}
+
+impl Actor for Claimer {
+    type Context = Context<Self>;
+
+    fn started(&mut self, context: &mut Self::Context) {
+        context.set_mailbox_capacity(4096);
+        self.open(context);
+    }
+
+    fn stopped(&mut self, _: &mut Self::Context) {
+        if let Some(session) = &self.session {
+            session.token().void();
+        }
+        Exited::report(&self.links.exited, Child::Claimer, self.stopping);
+    }
+}
+
+impl Handler<Wake> for Claimer {
+    type Result = ();
+
+    fn handle(&mut self, wake: Wake, context: &mut Self::Context) {
+        let now = Instant::now();
+        self.rounds.wake();
+        self.watch_until = now + WATCH_AFTER_WAKE;
+        let has_peers = self.tended.as_ref().is_some_and(|tended| tended.peers + tended.dead_peers.len() > 0);
+        if wake.peers {
+            self.tend_due = true;
+        } else if has_peers {
+            // Claim first: a look at the peers is for later, but not for as late as the tick.
+            self.tick_at = self.tick_at.min((self.tended_at + WATCH).max(now));
+        }
+        self.step(context);
+    }
+}
+
+impl Handler<Ready> for Claimer {
+    type Result = ();
+
+    fn handle(&mut self, Ready(ready): Ready, context: &mut Self::Context) {
+        if ready == self.ready {
+            return;
+        }
+        self.ready = ready;
+        self.tend_due = true;
+        if ready {
+            self.ring_due = true;
+            self.rounds.wake();
+        } else {
+            self.hand_back_unloaded();
+        }
+        self.step(context);
+    }
+}
+
+impl Handler<Returned> for Claimer {
+    type Result = ();
+
+    fn handle(&mut self, returned: Returned, context: &mut Self::Context) {
+        self.loaded_bytes = self.loaded_bytes.saturating_sub(returned.bytes);
+        self.rounds.returned(&returned.buckets);
+        ::metrics::gauge!(metrics::IN_HAND).set(self.rounds.in_hand() as f64);
+        if let Some(wait) = returned.due_in {
+            self.due_within(wait);
+        }
+        self.step(context);
+    }
+}
+
+impl Handler<SessionLost> for Claimer {
+    type Result = ();
+
+    fn handle(&mut self, lost: SessionLost, context: &mut Self::Context) {
+        if self.session.as_ref().is_some_and(|session| session.token().number() == lost.token) {
+            self.lose(&format!("session lost: {}", lost.reason), context);
+        }
+        self.step(context);
+    }
+}
+
+impl Handler<Drain> for Claimer {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: Drain, context: &mut Self::Context) -> Self::Result {
+        let (answer, done) = oneshot::channel();
+        self.drained.get_or_insert_default().push(answer);
+        self.hand_back_unloaded();
+        self.step(context);
+        Box::pin(async { drop(done.await) })
+    }
+}
+
+impl Handler<Leave> for Claimer {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: Leave, context: &mut Self::Context) -> Self::Result {
+        let (answer, done) = oneshot::channel();
+        self.leave = Some(answer);
+        self.step(context);
+        Box::pin(async { drop(done.await) })
+    }
+}
+
+impl Handler<Observe> for Claimer {
+    type Result = View;
+
+    fn handle(&mut self, _: Observe, _: &mut Self::Context) -> View {
+        View {
+            token: self.session.as_ref().map(|session| session.token().name().to_owned()),
+            buckets: self.owned.len(),
+            peers: self.tended.as_ref().map_or(0, |tended| tended.peers),
+            in_hand: self.rounds.in_hand(),
+            trouble: self.trouble.clone(),
+        }
+    }
+}
+
+/// Stop without any ceremony: the generation is being rebuilt.
+#[derive(Message)]
+#[rtype(result = "Vec<i32>")]
+pub struct Abandon;
+
+impl Handler<Abandon> for Claimer {
+    type Result = Vec<i32>;
+
+    /// Answers the tokens that the next generation should take over.
+    fn handle(&mut self, _: Abandon, context: &mut Self::Context) -> Vec<i32> {
+        self.stopping = true;
+        let mut tokens = std::mem::take(&mut self.old_tokens);
+        if let Some(session) = self.session.take() {
+            session.token().void();
+            tokens.push(session.token().number());
+        }
+        context.stop();
+        tokens
+    }
+}

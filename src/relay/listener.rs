@@ -1,0 +1,210 @@
+//! NOTIFY: hears the doorbell and wakes the claimer.
+//!
+//! # Role
+//! Keeps one session that has done LISTEN; passes rings on as wake-ups.
+//! # Receives
+//! [`Drain`]; its own connection's end.
+//! # Sends
+//! `Wake` to the claimer; `Exited` to the supervisor.
+//! # Invariants
+//! LISTEN, then one look, then wait; the same after every reconnect: what was committed in between
+//! is found by the look. The session is never in a transaction. It proves that it hears at the start
+//! and whenever it was quiet for a minute, so that a pooler in transaction mode or a half-open
+//! socket is noticed. Wake-ups are hints: coalesced, never counted.
+//! # On failure
+//! Reconnects with growing pauses; meanwhile the claimer's tick is the backstop, and the log and
+//! `/status` say so.
+//! # On shutdown
+//! Stops at once: nothing depends on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use backoff::ExponentialBackoff;
+use backoff::backoff::Backoff as _;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::breaker::pauses;
+use super::claimer::Wake;
+use super::supervisor::{Child, Exited};
+use crate::metrics;
+use crate::store::{Notifications, Store, StoreError};
+
+/// The first word of a proof; every relay ignores those of the others.
+const PROOF: &str = "prove:";
+/// Payload of a replica's ring when shares may have changed.
+const PEER: &str = "peer";
+/// Quiet for this long: prove again. Once a minute keeps an idle relay quiet.
+const QUIET: Duration = Duration::from_secs(60);
+/// A notification to oneself takes a round trip.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Stop.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Drain;
+
+/// Does the listener hear, and if not, why?
+pub type Hearing = Result<(), String>;
+
+/// See the module's head.
+pub struct Listener {
+    store: Store,
+    claimer: Recipient<Wake>,
+    supervisor: Recipient<Exited>,
+    hearing: Arc<watch::Sender<Hearing>>,
+    pauses: ExponentialBackoff,
+    stopping: bool,
+}
+
+impl Listener {
+    /// A listener that reports on `hearing`.
+    pub fn new(
+        store: Store,
+        claimer: Recipient<Wake>,
+        supervisor: Recipient<Exited>,
+        hearing: Arc<watch::Sender<Hearing>>,
+    ) -> Self {
+        Self {
+            store,
+            claimer,
+            supervisor,
+            hearing,
+            pauses: pauses(FIRST_PAUSE, LONGEST_PAUSE),
+            stopping: false,
+        }
+    }
+
+    fn listen(&mut self, context: &mut Context<Self>) {
+        let session = listen(self.store.clone(), self.claimer.clone(), self.hearing.clone());
+        context.spawn(session.into_actor(self).map(|reason, actor, context| {
+            if actor.hearing.borrow().is_ok() {
+                actor.pauses.reset();
+                tracing::warn!(reason, "not listening, events wait for the tick");
+            }
+            ::metrics::gauge!(metrics::LISTENING).set(0.0);
+            drop(actor.hearing.send_replace(Err(reason)));
+            let pause = actor.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
+            context.run_later(pause, Self::listen);
+        }));
+    }
+}
+
+impl Actor for Listener {
+    type Context = Context<Self>;
+
+    fn started(&mut self, context: &mut Self::Context) {
+        self.listen(context);
+    }
+
+    fn stopped(&mut self, _: &mut Self::Context) {
+        Exited::report(&self.supervisor, Child::Listener, self.stopping);
+    }
+}
+
+impl Handler<Drain> for Listener {
+    type Result = ();
+
+    fn handle(&mut self, _: Drain, context: &mut Self::Context) {
+        self.stopping = true;
+        context.stop();
+    }
+}
+
+/// Listens until the session is lost; answers why it was.
+async fn listen(store: Store, claimer: Recipient<Wake>, hearing: Arc<watch::Sender<Hearing>>) -> String {
+    match listen_once(&store, &claimer, &hearing).await {
+        Ok(reason) => reason,
+        Err(error) => error.to_string(),
+    }
+}
+
+async fn listen_once(
+    store: &Store,
+    claimer: &Recipient<Wake>,
+    hearing: &watch::Sender<Hearing>,
+) -> Result<String, StoreError> {
+    let (on_lost, is_lost) = tokio::sync::oneshot::channel();
+    let (client, mut notifications) = store.connector().open(|reason| drop(on_lost.send(reason))).await?;
+    let channel = store.names().channel();
+    client.batch_execute(&format!("LISTEN \"{}\"", channel.replace('"', "\"\""))).await?;
+    // What was committed before LISTEN took effect rang for nobody.
+    wake(claimer, false);
+    let lost = async { is_lost.await.unwrap_or_else(|_| "closed".into()) };
+    let hear = async {
+        loop {
+            if !prove(&client, channel, &mut notifications, claimer).await? {
+                return Ok(
+                    "notifications do not arrive (a connection pooler in transaction mode, or a \
+                     half-open connection?)"
+                        .to_owned(),
+                );
+            }
+            if hearing.borrow().is_err() {
+                tracing::info!(channel, "listening");
+                ::metrics::gauge!(metrics::LISTENING).set(1.0);
+                drop(hearing.send_replace(Ok(())));
+            }
+            while let Ok(ring) = timeout(QUIET, notifications.recv()).await {
+                let Some(ring) = ring else {
+                    return Ok("closed".to_owned());
+                };
+                pass_on(ring.payload(), &mut notifications, claimer);
+            }
+        }
+    };
+    tokio::select! {
+        reason = lost => Ok(reason),
+        heard = hear => heard,
+    }
+}
+
+/// Notifies ourselves and waits to hear it. Rings that come first are passed on.
+async fn prove(
+    client: &tokio_postgres::Client,
+    channel: &str,
+    notifications: &mut Notifications,
+    claimer: &Recipient<Wake>,
+) -> Result<bool, StoreError> {
+    let word = format!("{PROOF}{:016x}", rand::random::<u64>());
+    let heard = async {
+        client.execute("SELECT pg_notify($1, $2)", &[&channel, &word]).await?;
+        while let Some(ring) = notifications.recv().await {
+            if ring.payload() == word {
+                return Ok(true);
+            }
+            // One by one: the word we wait for may be among those that follow.
+            if is_ring(ring.payload()) {
+                wake(claimer, ring.payload() == PEER);
+            }
+        }
+        Ok(false)
+    };
+    timeout(PROOF_TIMEOUT, heard).await.unwrap_or(Ok(false))
+}
+
+/// One wake-up for this ring and all that came with it.
+fn pass_on(first: &str, notifications: &mut Notifications, claimer: &Recipient<Wake>) {
+    let mut rung = is_ring(first);
+    let mut peers = first == PEER;
+    while let Ok(more) = notifications.try_recv() {
+        rung |= is_ring(more.payload());
+        peers |= more.payload() == PEER;
+    }
+    if rung {
+        wake(claimer, peers);
+    }
+}
+
+fn is_ring(payload: &str) -> bool {
+    !payload.starts_with(PROOF)
+}
+
+fn wake(claimer: &Recipient<Wake>, peers: bool) {
+    // A full mailbox holds so much to do that a look follows anyway; the tick is the backstop.
+    let _ = claimer.try_send(Wake { peers });
+}

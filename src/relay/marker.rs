@@ -1,0 +1,567 @@
+//! MARK: records in batches what became of claimed rows, of all partitions.
+//!
+//! # Role
+//! The only one that writes to claimed rows after the claim. One statement at a time; confirmed ids
+//! are gathered for a few milliseconds or a few hundred.
+//! # Receives
+//! [`Confirmed`], [`Failed`], [`HandBack`], [`Dropped`]; [`Flush`].
+//! # Sends
+//! `Returned` to the claimer, `Exited` to the supervisor.
+//! # Invariants
+//! Every row told of is returned to the claimer exactly once, after its statement committed: until
+//! then nothing more of its aggregate is claimed. A failure and the hand-back of the later rows of
+//! its aggregate are one statement. What a statement did not reach is either locked by somebody
+//! (tried again) or no longer ours (counted, logged, returned).
+//! # On failure
+//! The database not answering costs a pause; nothing is forgotten.
+//! # On shutdown
+//! [`Flush`] is answered when nothing is left to record.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use actix::prelude::*;
+use backoff::ExponentialBackoff;
+use backoff::backoff::Backoff as _;
+use tokio::sync::oneshot;
+
+use super::breaker::pauses;
+use super::claimer::Returned;
+use super::failure::{Outcome, decide};
+use super::supervisor::{Child, Exited, Stop};
+use crate::event::{AggregateKey, ClaimToken, EventId};
+use crate::metrics;
+use crate::sink::{Delivery, SinkError};
+use crate::store::{ClaimedRow, Failed as Recorded, Failure, Store, StoreError};
+
+/// Confirmed ids per statement, at most.
+const BATCH: usize = 500;
+/// As many as make it worth not to wait for more.
+const ENOUGH: usize = 250;
+/// How long a confirmed id waits for company.
+const GATHER: Duration = Duration::from_millis(2);
+/// Before a row that somebody holds locked is tried again.
+const LOCKED_PAUSE: Duration = Duration::from_millis(200);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A claimed row, as far as credits and marks need it.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// Its id.
+    pub id: EventId,
+    /// Its bucket.
+    pub bucket: u8,
+    /// Loaded payload bytes that it holds.
+    pub bytes: usize,
+    /// The claim it is held under.
+    pub token: Arc<ClaimToken>,
+}
+
+impl Held {
+    /// Of a loaded event.
+    pub fn of(delivery: &Delivery) -> Self {
+        Self {
+            id: delivery.event.id,
+            bucket: delivery.event.bucket,
+            bytes: delivery.event.payload.len(),
+            token: delivery.token.clone(),
+        }
+    }
+
+    /// Of a row whose payload was not read.
+    pub fn of_row(row: &ClaimedRow, token: &Arc<ClaimToken>) -> Self {
+        Self {
+            id: row.id,
+            bucket: row.bucket,
+            bytes: 0,
+            token: token.clone(),
+        }
+    }
+}
+
+/// The broker has these for good.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Confirmed {
+    /// In the order in which they were confirmed.
+    pub held: Vec<Held>,
+}
+
+/// An attempt failed.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Failed {
+    /// The event.
+    pub held: Held,
+    /// Its aggregate, for the log.
+    pub key: AggregateKey,
+    /// Why.
+    pub error: SinkError,
+    /// Later events of its aggregate in hand, unsent.
+    pub later: Vec<Held>,
+}
+
+/// Not published, no attempt counted.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct HandBack {
+    /// The rows.
+    pub held: Vec<Held>,
+}
+
+/// Not published, and no longer ours.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Dropped {
+    /// The rows.
+    pub held: Vec<Held>,
+}
+
+/// Answered when everything told so far is recorded.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Flush;
+
+/// What a relay did since its start.
+#[derive(Debug, Default)]
+pub struct Totals {
+    /// Events published.
+    pub published: AtomicU64,
+    /// Failed attempts.
+    pub failed: AtomicU64,
+    /// Events dead-lettered.
+    pub dead: AtomicU64,
+    /// Events handed back.
+    pub handed_back: AtomicU64,
+    /// Events published whose claim was lost before the mark.
+    pub lost: AtomicU64,
+}
+
+fn count(total: &AtomicU64, metric: &'static str, by: usize) {
+    total.fetch_add(by as u64, Ordering::Relaxed);
+    ::metrics::counter!(metric).increment(by as u64);
+}
+
+/// How failures are recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// See `retry.max_attempts`.
+    pub max_attempts: u32,
+    /// See `retry.backoff`.
+    pub backoff: Duration,
+}
+
+enum Work {
+    Fail(Failed),
+    Release(Vec<Held>),
+}
+
+/// See the module's head.
+pub struct Marker {
+    store: Store,
+    policy: Policy,
+    totals: Arc<Totals>,
+    claimer: Option<Recipient<Returned>>,
+    exited: Recipient<Exited>,
+    confirmed: VecDeque<Held>,
+    confirmed_at: Option<Instant>,
+    work: VecDeque<Work>,
+    /// Rows that were locked, waiting for their next try.
+    resting: usize,
+    busy: bool,
+    gathering: Option<SpawnHandle>,
+    pauses: ExponentialBackoff,
+    trouble: bool,
+    flushing: Vec<oneshot::Sender<()>>,
+    stopping: bool,
+}
+
+/// Who gets the credits back. Told once, since claimer and marker know each other.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct ReturnTo(pub Recipient<Returned>);
+
+impl Marker {
+    /// A marker with nothing to record.
+    pub fn new(store: Store, policy: Policy, totals: Arc<Totals>, exited: Recipient<Exited>) -> Self {
+        Self {
+            store,
+            policy,
+            totals,
+            claimer: None,
+            exited,
+            confirmed: VecDeque::new(),
+            confirmed_at: None,
+            work: VecDeque::new(),
+            resting: 0,
+            busy: false,
+            gathering: None,
+            pauses: pauses(FIRST_PAUSE, LONGEST_PAUSE),
+            trouble: false,
+            flushing: Vec::new(),
+            stopping: false,
+        }
+    }
+
+    /// Does the next thing, if nothing is under way.
+    fn step(&mut self, context: &mut Context<Self>) {
+        if self.busy {
+            return;
+        }
+        if let Some(work) = self.work.pop_front() {
+            match work {
+                Work::Fail(failed) => self.fail(failed, context),
+                Work::Release(held) => self.release(held, context),
+            }
+        } else if !self.confirmed.is_empty() {
+            let waited = self.confirmed_at.is_none_or(|since| since.elapsed() >= GATHER);
+            if waited || self.confirmed.len() >= ENOUGH || !self.flushing.is_empty() {
+                self.mark(context);
+            } else if self.gathering.is_none() {
+                self.gathering = Some(context.run_later(GATHER, |actor, context| {
+                    actor.gathering = None;
+                    actor.step(context);
+                }));
+            }
+        } else if self.resting == 0 {
+            for flushed in self.flushing.drain(..) {
+                let _ = flushed.send(());
+            }
+        }
+    }
+
+    fn run<T: 'static>(
+        &mut self,
+        context: &mut Context<Self>,
+        statement: impl Future<Output = T> + 'static,
+        then: impl FnOnce(&mut Self, T, &mut Context<Self>) + 'static,
+    ) {
+        self.busy = true;
+        context.spawn(statement.into_actor(self).map(move |answer, actor, context| {
+            actor.busy = false;
+            then(actor, answer, context);
+            actor.step(context);
+        }));
+    }
+
+    fn mark(&mut self, context: &mut Context<Self>) {
+        let held = self.take_confirmed();
+        let store = self.store.clone();
+        let began = Instant::now();
+        let marked = async move {
+            let answer = reached(&store, &held, Statement::Published).await;
+            (held, answer)
+        };
+        self.run(context, marked, move |actor, (held, answer), context| match answer {
+            Ok(reached) => {
+                actor.well();
+                ::metrics::histogram!(metrics::MARK_SECONDS).record(began.elapsed());
+                let (done, rest) = partition(held, |held| reached.done.binary_search(&held.id.0).is_ok());
+                let (locked, lost) = partition(rest, |held| reached.locked.contains(&held.id.0));
+                count(&actor.totals.published, metrics::PUBLISHED, done.len());
+                actor.return_rows(&done, None);
+                actor.lost(&lost);
+                actor.rest(locked, context, |actor, locked| {
+                    for held in locked.into_iter().rev() {
+                        actor.confirmed.push_front(held);
+                    }
+                });
+            }
+            Err(error) => {
+                for held in held.into_iter().rev() {
+                    actor.confirmed.push_front(held);
+                }
+                actor.unwell(&error, context);
+            }
+        });
+    }
+
+    /// The next batch: confirmed ids under one token.
+    fn take_confirmed(&mut self) -> Vec<Held> {
+        let mut batch = Vec::with_capacity(self.confirmed.len().min(BATCH));
+        while batch.len() < BATCH
+            && let Some(next) = self.confirmed.front()
+            && batch.first().is_none_or(|first: &Held| Arc::ptr_eq(&first.token, &next.token))
+        {
+            batch.extend(self.confirmed.pop_front());
+        }
+        self.confirmed_at = (!self.confirmed.is_empty()).then(Instant::now);
+        batch
+    }
+
+    fn lost(&mut self, lost: &[Held]) {
+        if lost.is_empty() {
+            return;
+        }
+        count(&self.totals.lost, metrics::LEASE_LOST, lost.len());
+        for held in lost {
+            tracing::warn!(
+                id = held.id.0,
+                token = held.token.name(),
+                "published, but the lease had expired: a duplicate is possible"
+            );
+        }
+        self.return_rows(lost, None);
+    }
+
+    fn fail(&mut self, failed: Failed, context: &mut Context<Self>) {
+        let (outcome, _) = decide(&failed.error.cause);
+        let failure = Failure {
+            id: failed.held.id,
+            later: failed.later.iter().map(|held| held.id.0).collect(),
+            dead_now: outcome == Outcome::Dead,
+            max_attempts: (outcome == Outcome::RetryOrDead).then_some(self.policy.max_attempts),
+            backoff: self.policy.backoff,
+            error: format!("{}: {}", failed.error.cause.class(), failed.error.message),
+            holds: true,
+        };
+        let store = self.store.clone();
+        let token = failed.held.token.clone();
+        let recorded = async move {
+            let answer = match store.mark_failed(&failure, token.name()).await {
+                Ok((None, released)) => store
+                    .still_claimed(&[failure.id.0], token.name())
+                    .await
+                    .map(|still| (None, released, !still.is_empty())),
+                Ok((recorded, released)) => Ok((recorded, released, false)),
+                Err(error) => Err(error),
+            };
+            (failed, answer)
+        };
+        self.run(context, recorded, |actor, (mut failed, answer), context| match answer {
+            Ok((recorded, released, locked)) => {
+                actor.well();
+                let (back, left) =
+                    partition(std::mem::take(&mut failed.later), |held| released.contains(&held.id.0));
+                count(&actor.totals.handed_back, metrics::HANDED_BACK, back.len());
+                actor.return_rows(&back, None);
+                if locked {
+                    failed.later = left;
+                    actor.rest(vec![failed], context, |actor, failed| {
+                        actor.work.extend(failed.into_iter().map(Work::Fail));
+                    });
+                    return;
+                }
+                actor.failed(&failed, recorded.as_ref());
+                if !left.is_empty() {
+                    actor.work.push_front(Work::Release(left));
+                }
+            }
+            Err(error) => {
+                actor.work.push_front(Work::Fail(failed));
+                actor.unwell(&error, context);
+            }
+        });
+    }
+
+    fn failed(&mut self, failed: &Failed, recorded: Option<&Recorded>) {
+        let cause = failed.error.cause.class();
+        let (id, aggregate, error) = (failed.held.id.0, &failed.key, &failed.error);
+        match recorded {
+            None => tracing::warn!(id, %aggregate, %error, "failed, but the claim had been lost"),
+            Some(recorded) if recorded.dead => {
+                count(&self.totals.dead, metrics::DEAD_LETTERED, 1);
+                tracing::error!(id, %aggregate, cause, %error, attempts = recorded.attempts, "dead-lettered");
+            }
+            Some(recorded) => {
+                count(&self.totals.failed, metrics::FAILED, 1);
+                let attempts = recorded.attempts;
+                tracing::warn!(id, %aggregate, cause, %error, wait = ?recorded.wait, "failed attempt {attempts}");
+            }
+        }
+        let due_in = recorded.filter(|recorded| !recorded.dead).map(|recorded| recorded.wait);
+        self.return_rows(std::slice::from_ref(&failed.held), due_in);
+    }
+
+    fn release(&mut self, held: Vec<Held>, context: &mut Context<Self>) {
+        let store = self.store.clone();
+        let released = async move {
+            let answer = reached(&store, &held, Statement::Release).await;
+            (held, answer)
+        };
+        self.run(context, released, |actor, (held, answer), context| match answer {
+            Ok(reached) => {
+                actor.well();
+                let (locked, gone) = partition(held, |held| reached.locked.contains(&held.id.0));
+                count(&actor.totals.handed_back, metrics::HANDED_BACK, gone.len());
+                actor.return_rows(&gone, None);
+                actor.rest(locked, context, |actor, locked| actor.work.push_back(Work::Release(locked)));
+            }
+            Err(error) => {
+                actor.work.push_front(Work::Release(held));
+                actor.unwell(&error, context);
+            }
+        });
+    }
+
+    /// Rows that somebody holds locked are tried again after a while, without waiting for the lock.
+    fn rest<T: 'static>(
+        &mut self,
+        locked: Vec<T>,
+        context: &mut Context<Self>,
+        again: impl FnOnce(&mut Self, Vec<T>) + 'static,
+    ) {
+        if locked.is_empty() {
+            return;
+        }
+        let rows = locked.len();
+        self.resting += rows;
+        context.run_later(LOCKED_PAUSE, move |actor, context| {
+            actor.resting -= rows;
+            again(actor, locked);
+            actor.step(context);
+        });
+    }
+
+    fn well(&mut self) {
+        self.pauses.reset();
+        if std::mem::take(&mut self.trouble) {
+            tracing::info!("marks are recorded again");
+        }
+    }
+
+    fn unwell(&mut self, error: &StoreError, context: &mut Context<Self>) {
+        if !std::mem::replace(&mut self.trouble, true) {
+            tracing::warn!(%error, "marks cannot be recorded, trying again");
+        }
+        self.busy = true;
+        let pause = self.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
+        context.run_later(pause, |actor, context| {
+            actor.busy = false;
+            actor.step(context);
+        });
+    }
+
+    fn return_rows(&self, held: &[Held], due_in: Option<Duration>) {
+        if held.is_empty() {
+            return;
+        }
+        let returned = Returned {
+            buckets: held.iter().map(|held| held.bucket).collect(),
+            bytes: held.iter().map(|held| held.bytes).sum(),
+            due_in,
+        };
+        if let Some(claimer) = &self.claimer {
+            // A claimer that is gone takes the whole generation with it.
+            claimer.try_send(returned).ok();
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Statement {
+    Published,
+    Release,
+}
+
+struct Reached {
+    done: Vec<i64>,
+    locked: Vec<i64>,
+}
+
+/// Runs the statement for each token among the rows; what it missed is asked for.
+async fn reached(store: &Store, held: &[Held], statement: Statement) -> Result<Reached, StoreError> {
+    let mut reached = Reached {
+        done: Vec::with_capacity(held.len()),
+        locked: Vec::new(),
+    };
+    for same_token in held.chunk_by(|one, next| Arc::ptr_eq(&one.token, &next.token)) {
+        let token = same_token[0].token.name();
+        let ids: Vec<i64> = same_token.iter().map(|held| held.id.0).collect();
+        let done = match statement {
+            Statement::Published => store.mark_published(&ids, token).await?,
+            Statement::Release => store.release(&ids, token).await?,
+        };
+        if done.len() < ids.len() {
+            let missed: Vec<i64> = ids.into_iter().filter(|id| !done.contains(id)).collect();
+            reached.locked.extend(store.still_claimed(&missed, token).await?);
+        }
+        reached.done.extend(done);
+    }
+    // Looked up by id for each row below.
+    reached.done.sort_unstable();
+    Ok(reached)
+}
+
+fn partition(held: Vec<Held>, wanted: impl Fn(&Held) -> bool) -> (Vec<Held>, Vec<Held>) {
+    held.into_iter().partition(wanted)
+}
+
+impl Actor for Marker {
+    type Context = Context<Self>;
+
+    fn started(&mut self, context: &mut Self::Context) {
+        context.set_mailbox_capacity(65_536);
+    }
+
+    fn stopped(&mut self, _: &mut Self::Context) {
+        Exited::report(&self.exited, Child::Marker, self.stopping);
+    }
+}
+
+impl Handler<ReturnTo> for Marker {
+    type Result = ();
+
+    fn handle(&mut self, ReturnTo(claimer): ReturnTo, _: &mut Self::Context) {
+        self.claimer = Some(claimer);
+    }
+}
+
+impl Handler<Confirmed> for Marker {
+    type Result = ();
+
+    fn handle(&mut self, confirmed: Confirmed, context: &mut Self::Context) {
+        self.confirmed_at.get_or_insert_with(Instant::now);
+        self.confirmed.extend(confirmed.held);
+        self.step(context);
+    }
+}
+
+impl Handler<Failed> for Marker {
+    type Result = ();
+
+    fn handle(&mut self, failed: Failed, context: &mut Self::Context) {
+        self.work.push_back(Work::Fail(failed));
+        self.step(context);
+    }
+}
+
+impl Handler<HandBack> for Marker {
+    type Result = ();
+
+    fn handle(&mut self, back: HandBack, context: &mut Self::Context) {
+        self.work.push_back(Work::Release(back.held));
+        self.step(context);
+    }
+}
+
+impl Handler<Dropped> for Marker {
+    type Result = ();
+
+    fn handle(&mut self, dropped: Dropped, _: &mut Self::Context) {
+        self.return_rows(&dropped.held, None);
+    }
+}
+
+impl Handler<Flush> for Marker {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: Flush, context: &mut Self::Context) -> Self::Result {
+        let (answer, done) = oneshot::channel();
+        self.flushing.push(answer);
+        self.step(context);
+        Box::pin(async { drop(done.await) })
+    }
+}
+
+impl Handler<Stop> for Marker {
+    type Result = ();
+
+    fn handle(&mut self, _: Stop, context: &mut Self::Context) {
+        self.stopping = true;
+        context.stop();
+    }
+}

@@ -1,0 +1,114 @@
+//! Where events go. [`Sink`] is the contract that every broker's file implements.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, watch};
+
+use crate::event::{ClaimToken, EventId, OutboxEvent};
+use crate::relay::failure::Cause;
+
+pub mod null;
+pub mod rabbitmq;
+
+/// An event on its way to a broker, with the right to send it.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// What to send.
+    pub event: Arc<OutboxEvent>,
+    /// The claim it was taken under.
+    pub token: Arc<ClaimToken>,
+}
+
+/// What became of one [`Delivery`].
+#[derive(Debug)]
+pub struct Settlement {
+    /// The event.
+    pub id: EventId,
+    /// `Ok` only for the broker's durable confirm of exactly this event.
+    pub result: Result<(), SinkError>,
+}
+
+/// Why a broker does not have an event, or may not have it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct SinkError {
+    /// What the failure policy decides on.
+    pub cause: Cause,
+    /// For people: names the object and the broker's reason. Never a password, URL or payload.
+    pub message: String,
+}
+
+impl SinkError {
+    /// An error of this cause.
+    pub fn new(cause: Cause, message: impl Into<String>) -> Self {
+        Self {
+            cause,
+            message: message.into(),
+        }
+    }
+}
+
+/// One partition's way to the broker: deliveries in, settlements out.
+pub struct Lane {
+    /// Number of the partition, from 0.
+    pub partition: usize,
+    /// The publisher never has more than this many deliveries unsettled.
+    pub window: usize,
+    /// Deliveries in the order to send them. Closed when the publisher is done.
+    pub deliveries: mpsc::Receiver<Delivery>,
+    /// Settlements in the order they became known, in batches as they came.
+    pub settled: mpsc::UnboundedSender<Vec<Settlement>>,
+}
+
+/// What the transport says of itself, apart from any event.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Not tried yet.
+    #[default]
+    Unknown,
+    /// Connected.
+    Up,
+    /// Connected, but the broker asks to wait, with its reason. Nothing may be sent.
+    Blocked(String),
+    /// Not connected, with the reason.
+    Down(String),
+}
+
+/// A transport that confirms durably.
+///
+/// Contract, checked for every sink by one conformance suite:
+/// - **Exactly one settlement per delivery**, whatever happens to connection or channel; a lane
+///   that ends early loses none silently, since the publisher counts what is still out.
+/// - **Order:** deliveries reach the broker in the order they were received. The publisher has at
+///   most one delivery of an aggregate unsettled, so a sink may pipeline freely.
+/// - **`Ok` means durable** at the broker and routed to at least one place that keeps it. Whatever
+///   is less certain is an error.
+/// - **Right to send:** `token.holds()` is asked immediately before the event is handed to the
+///   transport; if it does not hold, the delivery settles as [`Cause::Void`], unsent.
+/// - **Timeout:** a confirm that does not come in time settles as [`Cause::ConfirmTimeout`], and the
+///   channel it was awaited on is closed before anything is sent again, so that a late copy
+///   cannot overtake.
+/// - **Blocked or down:** a delivery that cannot be sent now settles at once as
+///   [`Cause::Blocked`] or [`Cause::Unreachable`], unsent; a sink does not queue through an outage.
+/// - **Cancellation:** dropping the future of `run_lane` drops the channel; unsettled deliveries
+///   are unknown to the sink from then on.
+/// - Payload bytes pass through untouched. Errors carry no secret and no payload.
+#[async_trait]
+pub trait Sink: Send + Sync + 'static {
+    /// Name for metrics and logs, for example `rabbitmq`.
+    fn name(&self) -> &'static str;
+
+    /// Connects if needed and asks whether the destination takes events: the relay's guard at
+    /// start and the half-open breaker's question.
+    async fn probe(&self) -> Result<(), SinkError>;
+
+    /// Serves one partition until its deliveries are closed and everything sent is settled.
+    async fn run_lane(&self, lane: Lane);
+
+    /// What the transport says of itself, for health and backpressure.
+    fn transport(&self) -> watch::Receiver<Transport>;
+
+    /// Closes connections. Called once, after every lane has ended.
+    async fn close(&self);
+}

@@ -1,0 +1,518 @@
+//! One lane: a task that owns a channel, sends deliveries on it and settles them.
+//!
+//! Invariants:
+//! - Every delivery taken from the lane is in exactly one place: `held`, in flight, awaiting its
+//!   verdict, or settled. [`Run::wind_up`] empties the middle two whatever happened.
+//! - A channel is used until its first failure. Then nothing is sent before all its messages are
+//!   settled and it is closed: a late copy cannot overtake, and lapin's bookkeeping of dropped
+//!   confirms ends with it.
+//! - Settlements of a turn leave as one batch.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::OptionFuture;
+use lapin::options::BasicPublishOptions;
+use lapin::types::ShortString;
+use lapin::{Channel, Confirmation};
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::connection::{Connector, Link};
+use super::fault::{Unconfirmed, tells_why};
+use super::in_flight::{InFlight, Pending, Ticket};
+use super::message::{Composer, Message};
+use super::verdicts::{Return, Verdict, Verdicts};
+use crate::event::EventId;
+use crate::relay::failure::Cause;
+use crate::sink::{Delivery, Lane, Settlement, SinkError};
+
+/// Deliveries sent between two passes over the confirms, and before other tasks get a turn.
+const TURN: usize = 128;
+/// How long the end of a channel may take to reach its pending confirms, before the connection is
+/// ended for it.
+const WIND_UP_PATIENCE: Duration = Duration::from_secs(1);
+
+type Outcome = lapin::Result<Confirmation>;
+
+/// What the lane needs of its sink.
+pub(super) struct Parts<'a> {
+    pub(super) connector: &'a Connector,
+    pub(super) composer: &'a Composer,
+    pub(super) exchange: ShortString,
+    pub(super) confirm_timeout: Duration,
+}
+
+/// A message in flight.
+struct Sent {
+    id: EventId,
+    message_id: Arc<str>,
+    at: Instant,
+}
+
+/// A channel with the book of its messages.
+struct Open {
+    link: Arc<Link>,
+    channel: Arc<Channel>,
+    in_flight: InFlight<Sent, Outcome>,
+    verdicts: Verdicts<EventId>,
+    /// Whose confirm was rejected.
+    failed: Vec<Sent>,
+    /// The first error that tells why, else the first.
+    fault: Option<lapin::Error>,
+    /// Found unusable; the errors that tell why are on their way.
+    broken: bool,
+    /// In the order of sending, so with the first deadline in front.
+    deadlines: VecDeque<(Instant, Ticket)>,
+}
+
+/// Why a channel is given up.
+enum Why {
+    Fault,
+    ConfirmTimeout,
+    StrayReturn,
+}
+
+/// A lane at work.
+pub(super) struct Run<'a> {
+    parts: Parts<'a>,
+    open: Option<Open>,
+    held: Option<Delivery>,
+    settlements: Vec<Settlement>,
+    verdicts: Vec<(EventId, Verdict)>,
+    timer: Pin<Box<Sleep>>,
+    armed: bool,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(parts: Parts<'a>) -> Self {
+        Self {
+            parts,
+            open: None,
+            held: None,
+            settlements: Vec::new(),
+            verdicts: Vec::new(),
+            timer: Box::pin(sleep_until(Instant::now())),
+            armed: false,
+        }
+    }
+
+    /// Serves the lane until its deliveries are closed and everything is settled.
+    pub(super) async fn serve(mut self, mut lane: Lane) {
+        let mut more = true;
+        loop {
+            self.observe();
+            let taken = self.take(&mut lane, &mut more).await;
+            self.judge();
+            let trouble = self.trouble();
+            let again = trouble.is_some();
+            if let Some(why) = trouble {
+                self.wind_up(why).await;
+            }
+            if !self.settlements.is_empty() {
+                // A publisher that is gone wants no settlements.
+                let _ = lane.settled.send(std::mem::take(&mut self.settlements));
+            }
+            let owed = self.open.as_ref().is_some_and(|open| open.verdicts.owed());
+            if taken == TURN || owed || again {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            if !more && self.held.is_none() && self.is_idle() {
+                break;
+            }
+            self.wait(&mut lane, &mut more).await;
+        }
+        if let Some(open) = self.open.take() {
+            open.link.close_channel(&open.channel).await;
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.open.as_ref().is_none_or(Open::is_idle)
+    }
+
+    /// One pass over the confirms.
+    fn observe(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.observe();
+        }
+    }
+
+    /// Sends what is waiting, at most a turn's worth.
+    async fn take(&mut self, lane: &mut Lane, more: &mut bool) -> usize {
+        for taken in 0..TURN {
+            let delivery = match self.held.take() {
+                Some(held) => held,
+                None if !*more => return taken,
+                None => match lane.deliveries.try_recv() {
+                    Ok(delivery) => delivery,
+                    Err(TryRecvError::Empty) => return taken,
+                    Err(TryRecvError::Disconnected) => {
+                        *more = false;
+                        return taken;
+                    }
+                },
+            };
+            self.deliver(delivery).await;
+            if self.held.is_some() {
+                return taken;
+            }
+        }
+        TURN
+    }
+
+    /// Sends one, settles it unsent, or holds it until the broken channel is wound up.
+    async fn deliver(&mut self, delivery: Delivery) {
+        if let Some(open) = &mut self.open
+            && !open.is_usable()
+        {
+            if !open.is_idle() {
+                open.broken = true;
+                self.held = Some(delivery);
+                return;
+            }
+            self.open = None;
+        }
+        let id = delivery.event.id;
+        if let Err(error) = self.send(delivery).await {
+            self.settle(id, Err(error));
+        }
+    }
+
+    async fn send(&mut self, delivery: Delivery) -> Result<(), SinkError> {
+        let Delivery { event, token } = delivery;
+        let message = self.parts.composer.compose(&event)?;
+        if self.open.is_none() {
+            let link = self.parts.connector.link().await?;
+            if link.is_blocked() {
+                return Err(link.blocked_error());
+            }
+            let channel = link.open_channel().await?;
+            self.open = Some(Open::new(link, channel));
+        }
+        let open = self.open.as_mut().expect("it was opened above");
+        let frame_max = open.link.frame_max();
+        if message.header_frame > frame_max {
+            return Err(SinkError::new(
+                Cause::TooLarge,
+                format!(
+                    "properties and headers take {} bytes, RabbitMQ takes {frame_max} (frame_max)",
+                    message.header_frame
+                ),
+            ));
+        }
+        if open.link.is_blocked() {
+            return Err(open.link.blocked_error());
+        }
+        if !token.holds() {
+            return Err(SinkError::new(Cause::Void, "the claim is void: not sent"));
+        }
+        let sent = Sent {
+            id: event.id,
+            message_id: message.message_id.clone(),
+            at: Instant::now(),
+        };
+        let exchange = self.parts.exchange.clone();
+        let pending = publish(open.channel.clone(), exchange, message, event.payload.clone());
+        self.started(sent, pending);
+        Ok(())
+    }
+
+    fn started(&mut self, sent: Sent, pending: Pending<Outcome>) {
+        let open = self.open.as_mut().expect("a message was composed for it");
+        let at = sent.at;
+        open.verdicts.sent(sent.message_id.clone());
+        open.link.sent();
+        let ticket = open.in_flight.start(sent, pending);
+        open.deadlines.push_back((at, ticket));
+        if !self.armed {
+            self.armed = true;
+            let deadline = at + self.parts.confirm_timeout;
+            self.timer.as_mut().reset(deadline);
+        }
+    }
+
+    /// Ends the pass: what is certain is settled.
+    fn judge(&mut self) {
+        let Some(open) = &mut self.open else { return };
+        open.verdicts.end_pass(&mut self.verdicts);
+        self.settle_verdicts();
+    }
+
+    fn settle_verdicts(&mut self) {
+        let mut verdicts = std::mem::take(&mut self.verdicts);
+        for (id, verdict) in verdicts.drain(..) {
+            let exchange = &self.parts.exchange;
+            let result = match verdict {
+                Verdict::Published => Ok(()),
+                Verdict::Returned(reason) => Err(SinkError::new(Cause::Unroutable, &*reason)),
+                Verdict::Nacked => Err(SinkError::new(
+                    Cause::Nacked,
+                    format!(
+                        "a queue behind exchange '{exchange}' refused the message (basic.nack): \
+                         full, or not available"
+                    ),
+                )),
+                Verdict::Doubtful => Err(SinkError::new(
+                    Cause::ConfirmTimeout,
+                    "a returned message could not be told apart from this one, its confirm does \
+                     not count",
+                )),
+            };
+            self.settle(id, result);
+        }
+        self.verdicts = verdicts;
+    }
+
+    fn settle(&mut self, id: EventId, result: Result<(), SinkError>) {
+        self.settlements.push(Settlement { id, result });
+    }
+
+    fn trouble(&mut self) -> Option<Why> {
+        let open = self.open.as_mut()?;
+        if open.fault.is_some() || open.broken {
+            return Some(Why::Fault);
+        }
+        if open.verdicts.stray() {
+            return Some(Why::StrayReturn);
+        }
+        let deadline = open.first_sent()? + self.parts.confirm_timeout;
+        (deadline <= Instant::now()).then_some(Why::ConfirmTimeout)
+    }
+
+    async fn wait(&mut self, lane: &mut Lane, more: &mut bool) {
+        let Self {
+            open, timer, held, ..
+        } = self;
+        let woken = open.as_ref().map(|open| open.in_flight.woken());
+        let woken = OptionFuture::from(woken);
+        let may_receive = *more && held.is_none();
+        tokio::select! {
+            biased;
+            Some(()) = woken => {}
+            delivery = lane.deliveries.recv(), if may_receive => match delivery {
+                Some(delivery) => *held = Some(delivery),
+                None => *more = false,
+            },
+            () = timer, if self.armed => self.rearm(),
+        }
+    }
+
+    /// The timer is set for the first message in flight and left alone until it fires, so that a
+    /// confirm costs no timer.
+    fn rearm(&mut self) {
+        let first = self.open.as_mut().and_then(Open::first_sent);
+        self.armed = first.is_some();
+        if let Some(at) = first {
+            let deadline = at + self.parts.confirm_timeout;
+            self.timer.as_mut().reset(deadline);
+        }
+    }
+
+    /// Closes the channel and settles all that was sent on it.
+    async fn wind_up(&mut self, why: Why) {
+        let Some(mut open) = self.open.take() else {
+            return;
+        };
+        self.armed = false;
+        if !matches!(why, Why::Fault) {
+            self.parts.connector.be_wary();
+            open.link.close_channel(&open.channel).await;
+        }
+        if !open.drain(&mut self.verdicts).await {
+            open.link.kill("its channels do not end");
+            open.drain(&mut self.verdicts).await;
+        }
+        open.observe();
+        let Open {
+            link,
+            in_flight,
+            verdicts,
+            mut failed,
+            fault,
+            ..
+        } = open;
+        let mut doubtful = Vec::new();
+        for (id, verdict) in verdicts.end() {
+            match verdict {
+                Verdict::Doubtful => doubtful.push(id),
+                verdict => self.verdicts.push((id, verdict)),
+            }
+        }
+        self.settle_verdicts();
+        failed.extend(in_flight.abandon());
+        let unconfirmed = Unconfirmed {
+            on_channel: failed.len() + doubtful.len(),
+            // Doubtful ones were confirmed, and so taken off.
+            on_connection: link.unconfirmed() + doubtful.len(),
+        };
+        if link.is_up() {
+            link.settled(failed.len());
+        }
+        let error = match why {
+            Why::Fault => self.blame(&link, fault.as_ref(), unconfirmed),
+            Why::ConfirmTimeout => self.timeout_error(),
+            Why::StrayReturn => SinkError::new(
+                Cause::ConfirmTimeout,
+                "RabbitMQ returned a message without a known message id: no confirm of this \
+                 channel counts",
+            ),
+        };
+        let ids = failed.iter().map(|sent| sent.id).chain(doubtful);
+        self.settlements.extend(ids.map(|id| Settlement {
+            id,
+            result: Err(error.clone()),
+        }));
+    }
+
+    fn blame(
+        &self,
+        link: &Link,
+        fault: Option<&lapin::Error>,
+        unconfirmed: Unconfirmed,
+    ) -> SinkError {
+        let place = &self.parts.connector.place;
+        let fault = fault.filter(|fault| tells_why(fault)).or(link.why());
+        match fault {
+            Some(fault) => place.closed(fault, unconfirmed),
+            None => place.connection_lost("the channel ended for no known reason"),
+        }
+    }
+
+    fn timeout_error(&self) -> SinkError {
+        let place = &self.parts.connector.place;
+        SinkError::new(
+            Cause::ConfirmTimeout,
+            format!(
+                "no confirm from RabbitMQ at {} within {:?}, for this or another message on the \
+                 channel",
+                place.address, self.parts.confirm_timeout
+            ),
+        )
+    }
+}
+
+impl Open {
+    fn new(link: Arc<Link>, channel: Channel) -> Self {
+        Self {
+            link,
+            channel: Arc::new(channel),
+            in_flight: InFlight::new(),
+            verdicts: Verdicts::new(),
+            failed: Vec::new(),
+            fault: None,
+            broken: false,
+            deadlines: VecDeque::new(),
+        }
+    }
+
+    fn is_usable(&self) -> bool {
+        self.fault.is_none() && self.link.is_up() && self.channel.status().connected()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.verdicts.is_idle() && self.failed.is_empty()
+    }
+
+    fn note(&mut self, error: lapin::Error) {
+        let better = match &self.fault {
+            None => true,
+            Some(known) => !tells_why(known) && tells_why(&error),
+        };
+        if better {
+            self.fault = Some(error);
+        }
+    }
+
+    fn observe(&mut self) {
+        let mut errors = Vec::new();
+        let Self {
+            in_flight,
+            verdicts,
+            failed,
+            link,
+            ..
+        } = self;
+        in_flight.pass(|sent, outcome| match outcome {
+            Ok(confirmation) => {
+                link.settled(1);
+                let ack = confirmation.is_ack();
+                let carried = confirmation.take_message().map(|message| Return {
+                    message_id: message.properties.message_id().clone().map(String::from),
+                    reason: format!(
+                        "{} {}: no queue is bound to exchange '{}' for routing key '{}'",
+                        message.reply_code,
+                        message.reply_text,
+                        message.exchange,
+                        message.routing_key
+                    ),
+                });
+                verdicts.confirmed(sent.id, sent.message_id, ack, carried);
+            }
+            Err(error) => {
+                failed.push(sent);
+                errors.push(error);
+            }
+        });
+        for error in errors {
+            self.note(error);
+        }
+    }
+
+    /// When the oldest message in flight was sent.
+    fn first_sent(&mut self) -> Option<Instant> {
+        while let Some((at, ticket)) = self.deadlines.front() {
+            if self.in_flight.get(*ticket).is_some() {
+                return Some(*at);
+            }
+            self.deadlines.pop_front();
+        }
+        None
+    }
+
+    /// Observes until nothing is in flight, or patience ends: then false.
+    async fn drain(&mut self, verdicts: &mut Vec<(EventId, Verdict)>) -> bool {
+        let deadline = Instant::now() + WIND_UP_PATIENCE;
+        loop {
+            self.observe();
+            self.verdicts.end_pass(verdicts);
+            if self.in_flight.is_empty() {
+                return true;
+            }
+            let woken = self.in_flight.woken();
+            if tokio::time::timeout_at(deadline, woken).await.is_err() {
+                return false;
+            }
+        }
+    }
+}
+
+/// Hands the message to lapin when first polled, and ends with its confirm.
+fn publish(
+    channel: Arc<Channel>,
+    exchange: ShortString,
+    message: Message,
+    payload: Bytes,
+) -> Pending<Outcome> {
+    let options = BasicPublishOptions {
+        mandatory: true,
+        immediate: false,
+    };
+    Box::pin(async move {
+        let confirm = channel
+            .basic_publish(
+                exchange,
+                message.routing_key,
+                options,
+                &payload,
+                message.properties,
+            )
+            .await?;
+        drop(payload);
+        confirm.await
+    })
+}

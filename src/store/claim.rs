@@ -1,0 +1,153 @@
+//! Claim: take the unbroken prefix of some aggregates of our buckets.
+//!
+//! One short READ COMMITTED transaction of separate statements, each with a snapshot of its own,
+//! sent in one go: nobody freezes between them and keeps locks for longer than the server allows.
+
+use futures_util::future;
+use tokio_postgres::Row;
+
+use super::connect::in_time;
+use super::{Session, StoreError};
+use crate::event::{AggregateKey, EventId};
+
+/// What to claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// Buckets to walk.
+    pub buckets: Vec<i32>,
+    /// For each bucket the aggregate type to start from.
+    pub after_types: Vec<String>,
+    /// For each bucket the aggregate id to start from.
+    pub after_ids: Vec<String>,
+    /// Aggregates to visit per bucket.
+    pub visits: i32,
+    /// Rows per aggregate at most.
+    pub rows_per_aggregate: i32,
+    /// Rows at most.
+    pub limit: i32,
+    /// Rows at most for each partition, by number.
+    pub rooms: Vec<i32>,
+}
+
+/// A row that is ours now.
+#[derive(Clone, Debug)]
+pub struct ClaimedRow {
+    /// Its id.
+    pub id: EventId,
+    /// Its bucket.
+    pub bucket: u8,
+    /// Its aggregate.
+    pub key: AggregateKey,
+    /// Size of the payload as stored, perhaps compressed.
+    pub stored_bytes: usize,
+}
+
+/// How far a bucket was walked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Visit {
+    /// The bucket.
+    pub bucket: u8,
+    /// The last aggregate visited.
+    pub last: (String, String),
+    /// Aggregates visited; as many as asked for means that there may be more.
+    pub visited: i32,
+}
+
+/// What a claim found.
+#[derive(Clone, Debug, Default)]
+pub struct ClaimAnswer {
+    /// Rows that are ours now, ascending by id.
+    pub rows: Vec<ClaimedRow>,
+    /// Buckets in which anything pending was met.
+    pub visits: Vec<Visit>,
+    /// An aggregate has rows in hand, or more rows than were asked for: look again after a mark.
+    pub more_after_mark: bool,
+    /// A limit cut the claim short: look again as soon as there is room.
+    pub cut: bool,
+    /// Somebody holds a row locked: look again after a while.
+    pub locked: bool,
+    /// Buckets that carry our token, as the claim saw them.
+    pub owned: Vec<u8>,
+}
+
+impl Session {
+    /// Claims rows under this session's token.
+    ///
+    /// # Errors
+    /// [`StoreError::TokenLost`] when the lease is over on our side: nothing was sent.
+    pub async fn claim(&self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+        if !self.token.holds() {
+            return Err(StoreError::TokenLost("its lease is over"));
+        }
+        let partitions = i32::try_from(request.rooms.len()).unwrap_or(i32::MAX);
+        let number = self.token.number();
+        let name = self.token.name();
+        let lease = self.lease.as_secs_f64();
+        in_time(async {
+            // Polled in this order, so sent in this order; answers come back in it, too. After a
+            // failed statement COMMIT rolls back.
+            let (begun, buckets, rows, committed) = future::join4(
+                self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
+                self.client.query(&self.statements.claim_buckets, &[&number]),
+                self.client.query(
+                    &self.statements.claim,
+                    &[
+                        &number,
+                        &name,
+                        &lease,
+                        &request.buckets,
+                        &request.after_types,
+                        &request.after_ids,
+                        &request.visits,
+                        &request.rows_per_aggregate,
+                        &request.limit,
+                        &partitions,
+                        &request.rooms,
+                    ],
+                ),
+                self.client.batch_execute("COMMIT"),
+            )
+            .await;
+            begun?;
+            let buckets = buckets?;
+            let rows = rows?;
+            committed?;
+            Ok(read_answer(&buckets, &rows))
+        })
+        .await
+    }
+}
+
+fn bucket_of(row: &Row, column: usize) -> u8 {
+    u8::try_from(row.get::<_, i32>(column)).expect("a CHECK and the bucket function keep buckets in 0..64")
+}
+
+fn read_answer(buckets: &[Row], rows: &[Row]) -> ClaimAnswer {
+    let mut answer = ClaimAnswer {
+        owned: buckets.iter().map(|row| bucket_of(row, 0)).collect(),
+        ..ClaimAnswer::default()
+    };
+    for row in rows {
+        match row.get::<_, &str>(0) {
+            "row" => answer.rows.push(ClaimedRow {
+                id: EventId(row.get(1)),
+                bucket: bucket_of(row, 2),
+                key: AggregateKey::new(row.get(3), row.get(4)),
+                stored_bytes: usize::try_from(row.get::<_, i32>(5)).unwrap_or(0),
+            }),
+            "visit" => answer.visits.push(Visit {
+                bucket: bucket_of(row, 2),
+                last: (row.get(3), row.get(4)),
+                visited: row.get(5),
+            }),
+            _ => {
+                let rest: i32 = row.get(5);
+                answer.more_after_mark = rest & 1 != 0;
+                answer.cut = rest & 2 != 0;
+                answer.locked = rest & 4 != 0;
+            }
+        }
+    }
+    answer.rows.sort_unstable_by_key(|row| row.id);
+    answer
+}

@@ -1,0 +1,138 @@
+//! Connections: settings that notice a dead peer, TLS, and a bound on every wait.
+
+use std::future::Future;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::poll_fn;
+use tokio::sync::mpsc;
+use tokio_postgres::{AsyncMessage, Client, Notification};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::StoreError;
+use crate::config::Secret;
+
+/// A wrong address or a host that swallows packets should show soon.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Idle time before the kernel asks whether the peer is still there.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+/// Between those questions; three unanswered ones end the connection.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Sent data that nobody acknowledges for this long ends the connection.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longer than the server's own statement_timeout: only a silent server meets it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(12);
+
+/// Notifications of one connection, until it is lost.
+pub type Notifications = mpsc::UnboundedReceiver<Notification>;
+
+/// Bounds the wait for an answer.
+pub(super) async fn in_time<T>(
+    answer: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
+        Ok(answer) => answer.map_err(StoreError::from),
+        Err(_) => Err(StoreError::TimedOut),
+    }
+}
+
+/// Opens connections to the outbox's database.
+#[derive(Clone)]
+pub struct Connector {
+    config: tokio_postgres::Config,
+    tls: MakeRustlsConnect,
+    session_sql: Arc<str>,
+}
+
+impl Connector {
+    pub(super) fn new(url: &Secret, application_name: &str, session_sql: String) -> Result<Self, StoreError> {
+        let mut config = tokio_postgres::Config::from_str(url.expose())
+            .map_err(|_| StoreError::Shape("database.url is no PostgreSQL connection string".into()))?;
+        if config.get_application_name().is_none() {
+            config.application_name(application_name);
+        }
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(CONNECT_TIMEOUT);
+        }
+        config
+            .keepalives(true)
+            .keepalives_idle(KEEPALIVE_IDLE)
+            .keepalives_interval(KEEPALIVE_INTERVAL)
+            .keepalives_retries(3)
+            .tcp_user_timeout(TCP_USER_TIMEOUT);
+        Ok(Self {
+            config,
+            tls: MakeRustlsConnect::new(tls_client()),
+            session_sql: session_sql.into(),
+        })
+    }
+
+    pub(super) fn config(&self) -> &tokio_postgres::Config {
+        &self.config
+    }
+
+    pub(super) fn tls(&self) -> MakeRustlsConnect {
+        self.tls.clone()
+    }
+
+    pub(super) fn session_sql(&self) -> &str {
+        &self.session_sql
+    }
+
+    /// A connection of one's own, with our session settings.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses.
+    pub async fn connect(&self) -> Result<Client, StoreError> {
+        self.open(|_| {}).await.map(|(client, _)| client)
+    }
+
+    /// A connection whose notifications are wanted. `lost` is called once, when it has ended.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses.
+    pub async fn open(
+        &self,
+        lost: impl FnOnce(String) + Send + 'static,
+    ) -> Result<(Client, Notifications), StoreError> {
+        let (client, mut connection) = in_time(self.config.connect(self.tls.clone())).await?;
+        let (heard, notifications) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let end = poll_fn(|context| {
+                loop {
+                    match connection.poll_message(context) {
+                        Poll::Ready(Some(Ok(AsyncMessage::Notification(notification)))) => {
+                            let _ = heard.send(notification);
+                        }
+                        Poll::Ready(Some(Ok(_))) => {}
+                        Poll::Ready(Some(Err(error))) => {
+                            return Poll::Ready(StoreError::from(error).to_string());
+                        }
+                        Poll::Ready(None) => return Poll::Ready("closed".to_owned()),
+                        Poll::Pending => return Poll::Pending,
+                    }
+                }
+            })
+            .await;
+            lost(end);
+        });
+        in_time(client.batch_execute(&self.session_sql)).await?;
+        Ok((client, notifications))
+    }
+}
+
+/// Verifies certificates against the system's roots (`SSL_CERT_FILE` names others).
+fn tls_client() -> rustls::ClientConfig {
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in rustls_native_certs::load_native_certs().certs {
+        // An odd certificate in the system's store is no reason not to start.
+        let _ = roots.add(certificate);
+    }
+    rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("ring supports the default protocol versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth()
+}

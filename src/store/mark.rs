@@ -1,0 +1,109 @@
+//! Mark: record what became of claimed events.
+
+use std::time::Duration;
+
+use super::{Store, StoreError};
+use crate::event::EventId;
+
+/// A failed attempt to record.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The event that failed.
+    pub id: EventId,
+    /// Later events of its aggregate in hand; they go back unclaimed in the same statement.
+    pub later: Vec<i64>,
+    /// Dead without another try.
+    pub dead_now: bool,
+    /// Attempts after which it is dead; none: never.
+    pub max_attempts: Option<u32>,
+    /// Wait after the first failed attempt.
+    pub backoff: Duration,
+    /// Class and reason; shortened to 1,000 characters by the statement.
+    pub error: String,
+    /// Does it hold back its aggregate once dead?
+    pub holds: bool,
+}
+
+/// What a failed attempt came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failed {
+    /// Failed attempts by now.
+    pub attempts: i32,
+    /// Given up?
+    pub dead: bool,
+    /// Until the next attempt, if there is one.
+    pub wait: Duration,
+}
+
+impl Store {
+    /// Records confirmed events as published; answers which rows it reached.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses: nothing is known, try again.
+    pub async fn mark_published(&self, ids: &[i64], token: &str) -> Result<Vec<i64>, StoreError> {
+        let rows = self.query(&self.queries.mark_published, &[&ids, &token]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Records a failed attempt and hands back the later rows of its aggregate. Answers what it came
+    /// to (none if the row was not reached) and the rows handed back.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses: nothing is known, try again.
+    pub async fn mark_failed(
+        &self,
+        failure: &Failure,
+        token: &str,
+    ) -> Result<(Option<Failed>, Vec<i64>), StoreError> {
+        let max_attempts = failure.max_attempts.map(|most| i32::try_from(most).unwrap_or(i32::MAX));
+        // PostgreSQL's text takes every character but NUL.
+        let error = failure.error.replace('\0', "");
+        let rows = self
+            .query(
+                &self.queries.mark_failed,
+                &[
+                    &failure.id.0,
+                    &token,
+                    &failure.later,
+                    &failure.dead_now,
+                    &max_attempts,
+                    &failure.backoff.as_secs_f64(),
+                    &error,
+                    &failure.holds,
+                ],
+            )
+            .await?;
+        let mut failed = None;
+        let mut released = Vec::new();
+        for row in &rows {
+            let Some(status) = row.get::<_, Option<&str>>(1) else {
+                released.push(row.get(0));
+                continue;
+            };
+            failed = Some(Failed {
+                attempts: row.get(2),
+                dead: status == "dead",
+                wait: Duration::try_from_secs_f64(row.get::<_, f64>(3).max(0.0)).unwrap_or_default(),
+            });
+        }
+        Ok((failed, released))
+    }
+
+    /// Hands rows back unpublished, no attempt counted; answers which rows it reached.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses: nothing is known, try again.
+    pub async fn release(&self, ids: &[i64], token: &str) -> Result<Vec<i64>, StoreError> {
+        let rows = self.query(&self.queries.release, &[&ids, &token]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Which of these rows are still claimed under this token.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses.
+    pub async fn still_claimed(&self, ids: &[i64], token: &str) -> Result<Vec<i64>, StoreError> {
+        let rows = self.query(&self.queries.still_claimed, &[&ids, &token]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+}

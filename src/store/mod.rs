@@ -1,0 +1,305 @@
+//! All SQL of the outbox: one statement a file, one function each, typed rows out.
+//!
+//! # Invariants
+//!
+//! **Ownership.** Who may claim is decided by the database alone:
+//! - `outbox_bucket` is the authority. A replica claims only rows of buckets that carry its token,
+//!   and only in a transaction that holds those bucket rows `FOR SHARE`.
+//! - A bucket carries only tokens that have a row in `outbox_replica` (foreign key), and that row is
+//!   the token's one lease. A lease that is over is never revived, only replaced by a new token.
+//! - A token is dead when its lease is over by the database's clock or its session's advisory lock
+//!   is gone. Taking it over is one transaction: end the lease for good, free the buckets (which
+//!   waits for a claim that still runs in the dead client's backend and bars a later one), release
+//!   the rows. So after it nothing can be claimed under that token any more.
+//! - The holder's own view is the stricter one (see [`crate::event::ClaimToken`]): it stops sending
+//!   before the database lets anybody else begin.
+//!
+//! **Claim.** Of each aggregate only the unbroken prefix in id order is taken: it ends before the
+//! first row that is not due, locked by anybody, or behind a dead event that holds. Nothing is
+//! claimed of an aggregate that has a row in hand.
+//!
+//! **Mark.** Every write to a claimed row names its id, its claim and its status. It waits for no
+//! row lock. Rows that it did not reach are either locked (tried again) or no longer ours (counted).
+//!
+//! No transaction is ever open while anybody waits for a broker.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use tokio_postgres::Client;
+
+use crate::config::{DatabaseConfig, Secret};
+
+mod claim;
+mod connect;
+mod error;
+mod lag;
+mod load;
+mod mark;
+mod migrate;
+mod ownership;
+mod shape;
+
+pub use claim::{ClaimAnswer, ClaimRequest, ClaimedRow, Visit};
+pub use connect::{Connector, Notifications};
+pub use error::StoreError;
+pub use lag::{Lag, OldestEvent, ReplicaStatus};
+pub use mark::{Failed, Failure};
+pub use migrate::Migrated;
+pub use ownership::{Session, Takeover, Tended};
+
+/// First number of all our two-number advisory locks on tokens ("bwir"). The second is the token.
+const TOKEN_LOCK_CLASS: i32 = 0x6277_6972;
+/// First number of the advisory lock that keeps migrations apart ("bwmi"). The second is a hash of
+/// the table's name, since the table may not exist yet.
+const MIGRATE_LOCK_CLASS: i32 = 0x6277_6d69;
+
+/// A statement that takes longer is in trouble: claims and marks take milliseconds.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Marks, loads and the lag look run beside each other, no more.
+const POOL_SIZE: usize = 4;
+
+/// The names of the outbox's objects, quoted, and the SQL texts with them filled in.
+#[derive(Clone, Debug)]
+pub struct Names {
+    schema: String,
+    table: String,
+    channel: String,
+}
+
+fn quote_identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+fn quote_literal(text: &str) -> String {
+    // Standard-conforming strings: only the quote itself needs doubling; a backslash is plain.
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+impl Names {
+    /// Longest channel name PostgreSQL takes.
+    const MAX_CHANNEL_BYTES: usize = 63;
+
+    /// Names for the table `schema.table`.
+    pub fn new(schema: &str, table: &str) -> Self {
+        let mut channel = format!("bellwire:{schema}.{table}");
+        if channel.len() > Self::MAX_CHANNEL_BYTES {
+            // FNV-1a: any fixed hash will do, so long as every version computes the same one.
+            let hash = channel
+                .bytes()
+                .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                    (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+                });
+            channel = format!("bellwire:{hash:016x}");
+        }
+        Self {
+            schema: schema.into(),
+            table: table.into(),
+            channel,
+        }
+    }
+
+    /// The NOTIFY channel, unquoted.
+    pub fn channel(&self) -> &str {
+        &self.channel
+    }
+
+    /// `schema.table` for messages.
+    pub fn display(&self) -> String {
+        format!("{}.{}", self.schema, self.table)
+    }
+
+    /// `"schema"."table<suffix>"`
+    pub fn qualified(&self, suffix: &str) -> String {
+        format!(
+            "{}.{}",
+            quote_identifier(&self.schema),
+            quote_identifier(&format!("{}{suffix}", self.table))
+        )
+    }
+
+    /// Fills `{{outbox…}}` (qualified), `{{name:outbox…}}` (unqualified), `{{schema}}`,
+    /// `{{channel}}` (a literal) into a SQL text of ours.
+    ///
+    /// # Panics
+    /// On an unknown placeholder: the texts are compiled in, so a test of each finds it.
+    pub fn render(&self, text: &str) -> String {
+        let mut rendered = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(start) = rest.find("{{") {
+            let (before, after) = rest.split_at(start);
+            let end = after.find("}}").expect("a placeholder of a compiled-in SQL text is closed");
+            rendered.push_str(before);
+            let placeholder = &after[2..end];
+            if let Some(suffix) = placeholder.strip_prefix("name:outbox") {
+                rendered.push_str(&quote_identifier(&format!("{}{suffix}", self.table)));
+            } else if let Some(suffix) = placeholder.strip_prefix("outbox") {
+                rendered.push_str(&self.qualified(suffix));
+            } else if placeholder == "schema" {
+                rendered.push_str(&quote_identifier(&self.schema));
+            } else if placeholder == "channel" {
+                rendered.push_str(&quote_literal(&self.channel));
+            } else if placeholder == "statement_timeout_ms" {
+                let _ = write!(rendered, "{}", STATEMENT_TIMEOUT.as_millis());
+            } else {
+                unreachable!("unknown placeholder {placeholder} in a compiled-in SQL text");
+            }
+            rest = &after[end + 2..];
+        }
+        rendered.push_str(rest);
+        rendered
+    }
+}
+
+macro_rules! queries {
+    ($($name:ident),+ $(,)?) => {
+        /// The statements of `sql/queries`, with names filled in.
+        #[derive(Debug)]
+        struct Queries { $($name: String),+ }
+
+        impl Queries {
+            fn new(names: &Names) -> Self {
+                Self { $($name: names.render(include_str!(concat!(
+                    "../../sql/queries/", stringify!($name), ".sql"
+                )))),+ }
+            }
+        }
+    };
+}
+
+queries! {
+    bucket_acquire, bucket_give_up, claim, claim_buckets, lag, load, mark_failed, mark_published,
+    release, replica_leave, replica_register, replica_tend, replica_token, replicas, ring,
+    still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows,
+}
+
+/// The outbox in its database. Cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    names: Arc<Names>,
+    queries: Arc<Queries>,
+    connector: Connector,
+    pool: Pool,
+}
+
+impl Store {
+    /// Prepares to talk to the outbox; connects to nothing yet.
+    ///
+    /// # Errors
+    /// When there is no URL or it is none.
+    pub fn new(config: &DatabaseConfig, application_name: &str) -> Result<Self, StoreError> {
+        let url: &Secret = config.url.as_ref().ok_or(StoreError::NoUrl)?;
+        let names = Arc::new(Names::new(&config.schema, &config.table));
+        let connector = Connector::new(url, application_name, names.render(include_str!("../../sql/session.sql")))?;
+        let manager = Manager::from_config(
+            connector.config().clone(),
+            connector.tls(),
+            ManagerConfig {
+                // A closed connection is noticed; a silently dead one fails its statement, and every
+                // statement of ours is tried again. A test query per use would double them all.
+                recycling_method: RecyclingMethod::Fast,
+            },
+        );
+        let session_sql: Arc<str> = connector.session_sql().into();
+        let pool = Pool::builder(manager)
+            .max_size(POOL_SIZE)
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(STATEMENT_TIMEOUT))
+            .create_timeout(Some(STATEMENT_TIMEOUT))
+            .post_create(Hook::async_fn(move |client, _| {
+                let session_sql = session_sql.clone();
+                Box::pin(async move {
+                    client.batch_execute(&session_sql).await.map_err(HookError::Backend)
+                })
+            }))
+            .build()
+            .map_err(|error| StoreError::Unavailable(error.to_string()))?;
+        Ok(Self {
+            queries: Arc::new(Queries::new(&names)),
+            names,
+            connector,
+            pool,
+        })
+    }
+
+    /// The names of the outbox's objects.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// For connections of one's own, outside the pool.
+    pub fn connector(&self) -> &Connector {
+        &self.connector
+    }
+
+    async fn pooled(&self) -> Result<deadpool_postgres::Object, StoreError> {
+        self.pool.get().await.map_err(StoreError::from)
+    }
+
+    /// Runs one statement on a pooled connection, prepared and bounded in time.
+    async fn query(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
+        let client = self.pooled().await?;
+        let statement = client.prepare_cached(sql);
+        let rows = connect::in_time(async {
+            let statement = statement.await?;
+            client.query(&statement, parameters).await
+        })
+        .await;
+        if let Err(StoreError::TimedOut) = &rows {
+            // Its answer may still come: nobody else may be given this connection.
+            let _ = deadpool_postgres::Object::take(client);
+        }
+        rows
+    }
+
+    /// Wakes every relay of this outbox.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn ring(&self) -> Result<(), StoreError> {
+        self.query(&self.queries.ring, &[&""]).await.map(drop)
+    }
+
+    /// A client of its own, for tests, demo and benches; set up like all others.
+    ///
+    /// # Errors
+    /// When the database cannot be reached.
+    pub async fn connect(&self) -> Result<Client, StoreError> {
+        self.connector.connect().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_and_every_statement_renders() {
+        let names = Names::new("my \"schema\"", "Out'box");
+        assert_eq!(names.qualified("_bucket"), r#""my ""schema"""."Out'box_bucket""#);
+        let queries = format!("{:?}", Queries::new(&names));
+        assert!(!queries.contains("{{"));
+    }
+
+    #[test]
+    fn the_channel_name_fits_whatever_the_table_is_called() {
+        let long = "s".repeat(40);
+        assert!(Names::new(&long, &long).channel().len() <= Names::MAX_CHANNEL_BYTES);
+        assert_ne!(
+            Names::new(&long, &"t".repeat(40)).channel(),
+            Names::new(&long, &"u".repeat(40)).channel()
+        );
+        assert_eq!(Names::new("public", "outbox").channel(), "bellwire:public.outbox");
+    }
+
+    #[test]
+    fn a_literal_cannot_be_left() {
+        assert_eq!(quote_literal("a'b\\"), "'a''b\\'");
+    }
+}

@@ -1,0 +1,173 @@
+//! Is the outbox what this version works with? Asked before the first claim, so that a table of
+//! another shape is one clear message and not a loop of errors.
+
+use std::collections::BTreeMap;
+
+use super::migrate::{INDEXES, schema_version};
+use super::{Store, StoreError};
+
+/// Columns and the types that will do. Lengths do not matter.
+const COLUMNS: &[(&str, &[&str])] = &[
+    ("id", &["bigint"]),
+    ("aggregate_type", &["text", "character varying"]),
+    ("aggregate_id", &["text", "character varying"]),
+    ("event_type", &["text", "character varying"]),
+    ("payload", &["jsonb", "json"]),
+    ("created_at", &["timestamp with time zone"]),
+    ("status", &["text", "character varying"]),
+    ("attempts", &["integer"]),
+    ("next_attempt_at", &["timestamp with time zone"]),
+    ("claimed_by", &["text", "character varying"]),
+    ("claimed_until", &["timestamp with time zone"]),
+    ("published_at", &["timestamp with time zone"]),
+    ("last_error", &["text", "character varying"]),
+    ("failed_in", &["text", "character varying"]),
+    ("event_id", &["uuid"]),
+    ("correlation_id", &["text", "character varying"]),
+    ("headers", &["jsonb"]),
+    ("holds", &["boolean"]),
+];
+
+/// Columns that a table of the base shape must have before it can be adopted.
+const ADDED_COLUMNS: &[&str] = &["event_id", "correlation_id", "headers", "holds"];
+
+const SIDE_OBJECTS: &[&str] = &["_bucket", "_replica", "_relay_state", "_token"];
+
+/// What was found in the database, by kind.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) table: Option<String>,
+    pub(super) columns: BTreeMap<String, String>,
+    pub(super) indexes: BTreeMap<String, String>,
+    triggers: BTreeMap<String, String>,
+    side: BTreeMap<String, String>,
+}
+
+impl Store {
+    pub(super) async fn look(&self, client: &tokio_postgres::Client) -> Result<Found, StoreError> {
+        let rows = super::connect::in_time(client.query(
+            include_str!("../../sql/queries/shape.sql"),
+            &[&self.names.schema, &self.names.table],
+        ))
+        .await?;
+        let mut found = Found::default();
+        for row in rows {
+            let (name, detail): (String, String) = (row.get(1), row.get(2));
+            match row.get::<_, &str>(0) {
+                "table" => found.table = Some(detail),
+                "column" => drop(found.columns.insert(name, detail)),
+                "index" => drop(found.indexes.insert(name, detail)),
+                "trigger" => drop(found.triggers.insert(name, detail)),
+                _ => drop(found.side.insert(name, detail)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Refuses an outbox that is missing, of another shape, or of another schema version.
+    ///
+    /// # Errors
+    /// [`StoreError::Shape`] says what differs and what to run.
+    pub async fn check_shape(&self) -> Result<(), StoreError> {
+        let client = self.connector.connect().await?;
+        let found = self.look(&client).await?;
+        let table = self.names.display();
+        check_table(&found, &table)?;
+        if !found.side.contains_key(&format!("{}_migrations", self.names.table)) {
+            return Err(StoreError::Shape(format!(
+                "table {table} was not set up by Bellwire yet: run `bellwire migrate`"
+            )));
+        }
+        let version = schema_version(&client, &self.names).await?;
+        super::migrate::check_version(version, &table)?;
+        check_columns(&found, &table, COLUMNS.iter())?;
+        for suffix in SIDE_OBJECTS {
+            let name = format!("{}{suffix}", self.names.table);
+            if !found.side.contains_key(&name) {
+                return Err(StoreError::Shape(format!(
+                    "{}.{name} does not exist although {table} is set up: restore it from a dump, or \
+                     drop {table}_migrations and run `bellwire migrate`",
+                    self.names.schema
+                )));
+            }
+        }
+        for (suffix, _) in INDEXES {
+            let name = format!("{}_{suffix}", self.names.table);
+            if found.indexes.get(&name).map(String::as_str) != Some("valid") {
+                return Err(StoreError::Shape(format!(
+                    "index {name} of table {table} is missing or invalid: run `bellwire migrate`"
+                )));
+            }
+        }
+        for suffix in ["ring_insert", "ring_revive"] {
+            let name = format!("{}_{suffix}", self.names.table);
+            match found.triggers.get(&name).map(String::as_str) {
+                Some("enabled") => {}
+                Some(_) => tracing::warn!(trigger = name, "trigger is disabled, events wait for the tick"),
+                None => tracing::warn!(trigger = name, "trigger is missing, events wait for the tick"),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_table(found: &Found, table: &str) -> Result<(), StoreError> {
+    match found.table.as_deref() {
+        Some("r") => Ok(()),
+        None => Err(StoreError::Shape(format!(
+            "table {table} does not exist: run `bellwire migrate` to create it, or set \
+             database.schema and database.table"
+        ))),
+        Some(kind) => Err(StoreError::Shape(format!(
+            "{table} is {}, an ordinary table is needed",
+            match kind {
+                "p" => "a partitioned table",
+                "v" => "a view",
+                "m" => "a materialized view",
+                "f" => "a foreign table",
+                _ => "no table",
+            }
+        ))),
+    }
+}
+
+fn check_columns<'a>(
+    found: &Found,
+    table: &str,
+    wanted: impl Iterator<Item = &'a (&'static str, &'static [&'static str])>,
+) -> Result<(), StoreError> {
+    for (column, types) in wanted {
+        match found.columns.get(*column) {
+            None => {
+                return Err(StoreError::Shape(format!(
+                    "table {table} has no column {column}: add it as {}",
+                    types[0]
+                )));
+            }
+            Some(found) if !types.contains(&found.as_str()) => {
+                return Err(StoreError::Shape(format!(
+                    "column {column} of table {table} is {found}, {} is needed: change the column, or \
+                     point database.table at another table",
+                    types.join(" or ")
+                )));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Can this table be set up or adopted by the migrations? An absent one can.
+pub(super) fn check_adoptable(found: &Found, table: &str) -> Result<(), StoreError> {
+    if found.table.is_none() {
+        return Ok(());
+    }
+    check_table(found, table)?;
+    check_columns(
+        found,
+        table,
+        COLUMNS.iter().filter(|(column, _)| {
+            !ADDED_COLUMNS.contains(column) || found.columns.contains_key(*column)
+        }),
+    )
+}
