@@ -28,9 +28,9 @@ SELECT EXISTS (SELECT FROM renewed) AS renewed,
        EXISTS (SELECT FROM {{outbox}} o
                WHERE o.status = 'pending' AND o.claimed_by IS NOT NULL AND o.claimed_by <> $2) AS peers_busy,
        EXISTS (SELECT FROM {{outbox}} o
-               WHERE o.status = 'pending' AND o.claimed_by IS NULL AND o.next_attempt_at <= now()) AS due,
+               WHERE coalesce(o.status = 'pending' AND o.claimed_by IS NULL, false) AND o.next_attempt_at <= now()) AS due,
        (SELECT CASE WHEN isfinite(n.next_attempt_at)
                     THEN extract(epoch FROM n.next_attempt_at - clock_timestamp())::float8 END
         FROM (SELECT o.next_attempt_at FROM {{outbox}} o
-              WHERE o.status = 'pending' AND o.claimed_by IS NULL AND o.next_attempt_at > now()
+              WHERE coalesce(o.status = 'pending' AND o.claimed_by IS NULL, false) AND o.next_attempt_at > now()
               ORDER BY o.next_attempt_at LIMIT 1) n) AS next_due_seconds

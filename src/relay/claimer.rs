@@ -47,6 +47,10 @@ use crate::store::{ClaimAnswer, ClaimRequest, ClaimedRow, Session, Store, StoreE
 const WATCH: Duration = Duration::from_millis(500);
 /// After a wake-up, when no peer seems busy (yet), they are watched for this long.
 const WATCH_AFTER_WAKE: Duration = Duration::from_secs(2);
+/// A claim takes a few milliseconds; one that takes longer may have a plan from a smaller table.
+const SLOW_CLAIM: Duration = Duration::from_millis(25);
+/// On a machine that is simply slow, plans are not remade all the time.
+const REPLAN_PAUSE: Duration = Duration::from_secs(1);
 /// Before a row that somebody holds locked is tried again.
 const LOCKED_PAUSE: Duration = Duration::from_millis(250);
 /// Payload bytes read in one piece, by their stored size.
@@ -176,6 +180,8 @@ pub struct Claimer {
     tended: Option<Tended>,
     tend_due: bool,
     ring_due: bool,
+    replan_due: bool,
+    replanned_at: Instant,
     to_load: VecDeque<(ClaimedRow, Arc<ClaimToken>)>,
     /// Rows at the head of `to_load` that are read one at a time, since one of them is odd.
     load_singly: usize,
@@ -216,6 +222,8 @@ impl Claimer {
             tended: None,
             tend_due: true,
             ring_due: false,
+            replan_due: false,
+            replanned_at: now,
             to_load: VecDeque::new(),
             load_singly: 0,
             loading: false,
@@ -361,6 +369,9 @@ impl Claimer {
         } else if self.ring_due {
             self.ring_due = false;
             self.run(context, async move { session.ring().await }, |_, _: (), _| {});
+        } else if std::mem::take(&mut self.replan_due) {
+            self.replanned_at = Instant::now();
+            self.run(context, async move { session.replan_claim().await }, |_, _: (), _| {});
         } else {
             self.share_or_claim(session, context);
         }
@@ -508,7 +519,9 @@ impl Claimer {
         let claim = async move { Ok(session.claim(&asked).await) };
         self.run(context, claim, move |actor, answer, context| match answer {
             Ok(answer) => {
-                ::metrics::histogram!(metrics::CLAIM_SECONDS).record(began.elapsed());
+                let took = began.elapsed();
+                ::metrics::histogram!(metrics::CLAIM_SECONDS).record(took);
+                actor.replan_due = took > SLOW_CLAIM && actor.replanned_at.elapsed() > REPLAN_PAUSE;
                 actor.claimed(&request, answer, &token);
             }
             Err(error) => {

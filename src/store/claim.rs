@@ -83,6 +83,7 @@ impl Session {
         let number = self.token.number();
         let name = self.token.name();
         let lease = self.lease.as_secs_f64();
+        let statement = self.statements.claim.borrow().clone();
         in_time(async {
             // Polled in this order, so sent in this order; answers come back in it, too. After a
             // failed statement COMMIT rolls back.
@@ -90,7 +91,7 @@ impl Session {
                 self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
                 self.client.query(&self.statements.claim_buckets, &[&number]),
                 self.client.query(
-                    &self.statements.claim,
+                    &statement,
                     &[
                         &number,
                         &name,

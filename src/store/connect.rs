@@ -7,6 +7,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::poll_fn;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{DigitallySignedStruct, SignatureScheme};
 use tokio::sync::mpsc;
 use tokio_postgres::{AsyncMessage, Client, Notification};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -48,7 +52,8 @@ pub struct Connector {
 
 impl Connector {
     pub(super) fn new(url: &Secret, application_name: &str, session_sql: String) -> Result<Self, StoreError> {
-        let mut config = tokio_postgres::Config::from_str(url.expose())
+        let (url, verify) = split_ssl_mode(url.expose());
+        let mut config = tokio_postgres::Config::from_str(&url)
             .map_err(|_| StoreError::Shape("database.url is no PostgreSQL connection string".into()))?;
         if config.get_application_name().is_none() {
             config.application_name(application_name);
@@ -64,7 +69,7 @@ impl Connector {
             .tcp_user_timeout(TCP_USER_TIMEOUT);
         Ok(Self {
             config,
-            tls: MakeRustlsConnect::new(tls_client()),
+            tls: MakeRustlsConnect::new(tls_client(verify)),
             session_sql: session_sql.into(),
         })
     }
@@ -123,16 +128,89 @@ impl Connector {
     }
 }
 
-/// Verifies certificates against the system's roots (`SSL_CERT_FILE` names others).
-fn tls_client() -> rustls::ClientConfig {
+/// What the URL asks of TLS, in libpq's words: `verify-ca` and `verify-full` verify the server's
+/// certificate (both also its name) against the system's roots or `SSL_CERT_FILE`; `require` and
+/// `prefer` encrypt without verifying. The driver does not know the first two, so they are taken out
+/// of the URL here.
+fn split_ssl_mode(url: &str) -> (String, bool) {
+    for mode in ["verify-full", "verify-ca"] {
+        let asked = format!("sslmode={mode}");
+        if url.contains(&asked) {
+            return (url.replace(&asked, "sslmode=require"), true);
+        }
+    }
+    (url.to_owned(), false)
+}
+
+fn tls_client(verify: bool) -> rustls::ClientConfig {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .expect("ring supports the default protocol versions");
+    if !verify {
+        return builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Unverified(provider)))
+            .with_no_client_auth();
+    }
     let mut roots = rustls::RootCertStore::empty();
     for certificate in rustls_native_certs::load_native_certs().certs {
         // An odd certificate in the system's store is no reason not to start.
         let _ = roots.add(certificate);
     }
-    rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .expect("ring supports the default protocol versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth()
+    builder.with_root_certificates(roots).with_no_client_auth()
+}
+
+/// Takes any certificate, as libpq does under `prefer` and `require`; the handshake's signature is
+/// still checked.
+#[derive(Debug)]
+struct Unverified(Arc<rustls::crypto::CryptoProvider>);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_verifying_modes_verify() {
+        let with = |mode: &str| split_ssl_mode(&format!("postgres://u@h/d?sslmode={mode}"));
+        assert_eq!(with("verify-full"), ("postgres://u@h/d?sslmode=require".to_owned(), true));
+        assert_eq!(with("verify-ca"), ("postgres://u@h/d?sslmode=require".to_owned(), true));
+        assert_eq!(with("require"), ("postgres://u@h/d?sslmode=require".to_owned(), false));
+        assert!(!split_ssl_mode("host=h user=u").1);
+    }
 }

@@ -24,7 +24,7 @@ pub(super) const INDEXES: &[(&str, &str)] = &[
     ("claimed", include_str!("../../sql/indexes/outbox_claimed.sql")),
     ("holding", include_str!("../../sql/indexes/outbox_holding.sql")),
     ("due", include_str!("../../sql/indexes/outbox_due.sql")),
-    ("pending", include_str!("../../sql/indexes/outbox_pending.sql")),
+    ("oldest", include_str!("../../sql/indexes/outbox_oldest.sql")),
     ("published", include_str!("../../sql/indexes/outbox_published.sql")),
 ];
 

@@ -1,5 +1,6 @@
 //! Ownership: tokens, leases, buckets, takeover. The protocol is in [`super`].
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ const TOKEN_DRAWS: usize = 100;
 /// The prepared statements of a session.
 pub(super) struct Statements {
     pub(super) claim_buckets: Statement,
-    pub(super) claim: Statement,
+    /// Replaced when its plan has become stale.
+    pub(super) claim: RefCell<Statement>,
     tend: Statement,
     takeover_begin: Statement,
     takeover_buckets: Statement,
@@ -32,7 +34,7 @@ impl Statements {
     async fn prepare(client: &Client, queries: &Queries) -> Result<Self, tokio_postgres::Error> {
         Ok(Self {
             claim_buckets: client.prepare(&queries.claim_buckets).await?,
-            claim: client.prepare(&queries.claim).await?,
+            claim: RefCell::new(client.prepare(&queries.claim).await?),
             tend: client.prepare(&queries.replica_tend).await?,
             takeover_begin: client.prepare(&queries.takeover_begin).await?,
             takeover_buckets: client.prepare(&queries.takeover_buckets).await?,
@@ -53,6 +55,7 @@ pub struct Session {
     pub(super) statements: Statements,
     pub(super) token: Arc<ClaimToken>,
     pub(super) lease: Duration,
+    queries: Arc<Queries>,
 }
 
 /// What a heartbeat found.
@@ -135,6 +138,7 @@ impl Session {
             statements,
             token,
             lease,
+            queries: store.queries.clone(),
         })
     }
 
@@ -242,6 +246,17 @@ impl Session {
     /// When the database does not answer.
     pub async fn ring(&self) -> Result<(), StoreError> {
         in_time(self.client.execute(&self.statements.ring, &[&"peer"])).await.map(drop)
+    }
+
+    /// Has the claim planned anew. Its plan is made once, by the size that the table has then; a plan
+    /// from a small table may be a bad one for a large table.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn replan_claim(&self) -> Result<(), StoreError> {
+        let statement = in_time(self.client.prepare(&self.queries.claim)).await?;
+        self.statements.claim.replace(statement);
+        Ok(())
     }
 
     /// The clean way out: frees the buckets, ends the token, rings.

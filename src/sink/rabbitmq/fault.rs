@@ -112,7 +112,10 @@ impl Place {
         };
         SinkError::new(
             cause,
-            format!("RabbitMQ at {} closed the {what}{with}: {text}", self.address),
+            format!(
+                "RabbitMQ at {} closed the {what}{with}: {text}",
+                self.address
+            ),
         )
     }
 }
@@ -188,7 +191,10 @@ mod tests {
                     1048576";
         assert_eq!(closed(406, size, 1, 9).cause, Cause::TooLarge);
         assert_eq!(closed(406, size, 2, 2).cause, Cause::Suspect);
-        assert_eq!(closed(406, "PRECONDITION_FAILED - x", 1, 9).cause, Cause::ClosedOn);
+        assert_eq!(
+            closed(406, "PRECONDITION_FAILED - x", 1, 9).cause,
+            Cause::ClosedOn
+        );
         assert_eq!(closed(403, "ACCESS_REFUSED", 1, 1).cause, Cause::Forbidden);
     }
 

@@ -15,7 +15,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
@@ -58,7 +58,7 @@ struct Queue {
 impl Queue {
     fn ready(&self) -> MutexGuard<'_, Vec<usize>> {
         // Nothing can panic while the lock is held.
-        self.ready.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -8,65 +8,32 @@
 //!   confirms ends with it.
 //! - Settlements of a turn leave as one batch.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::OptionFuture;
-use lapin::options::BasicPublishOptions;
 use lapin::types::ShortString;
-use lapin::{Channel, Confirmation};
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::connection::{Connector, Link};
+use super::channel::{Open, Sent};
+use super::connection::Connector;
 use super::fault::{Unconfirmed, tells_why};
-use super::in_flight::{InFlight, Pending, Ticket};
-use super::message::{Composer, Message};
-use super::verdicts::{Return, Verdict, Verdicts};
+use super::link::Link;
+use super::message::Composer;
+use super::verdicts::Verdict;
 use crate::event::EventId;
 use crate::relay::failure::Cause;
 use crate::sink::{Delivery, Lane, Settlement, SinkError};
 
 /// Deliveries sent between two passes over the confirms, and before other tasks get a turn.
 const TURN: usize = 128;
-/// How long the end of a channel may take to reach its pending confirms, before the connection is
-/// ended for it.
-const WIND_UP_PATIENCE: Duration = Duration::from_secs(1);
-
-type Outcome = lapin::Result<Confirmation>;
-
 /// What the lane needs of its sink.
 pub(super) struct Parts<'a> {
     pub(super) connector: &'a Connector,
     pub(super) composer: &'a Composer,
     pub(super) exchange: ShortString,
     pub(super) confirm_timeout: Duration,
-}
-
-/// A message in flight.
-struct Sent {
-    id: EventId,
-    message_id: Arc<str>,
-    at: Instant,
-}
-
-/// A channel with the book of its messages.
-struct Open {
-    link: Arc<Link>,
-    channel: Arc<Channel>,
-    in_flight: InFlight<Sent, Outcome>,
-    verdicts: Verdicts<EventId>,
-    /// Whose confirm was rejected.
-    failed: Vec<Sent>,
-    /// The first error that tells why, else the first.
-    fault: Option<lapin::Error>,
-    /// Found unusable; the errors that tell why are on their way.
-    broken: bool,
-    /// In the order of sending, so with the first deadline in front.
-    deadlines: VecDeque<(Instant, Ticket)>,
 }
 
 /// Why a channel is given up.
@@ -216,24 +183,18 @@ impl<'a> Run<'a> {
             message_id: message.message_id.clone(),
             at: Instant::now(),
         };
-        let exchange = self.parts.exchange.clone();
-        let pending = publish(open.channel.clone(), exchange, message, event.payload.clone());
-        self.started(sent, pending);
-        Ok(())
-    }
-
-    fn started(&mut self, sent: Sent, pending: Pending<Outcome>) {
-        let open = self.open.as_mut().expect("a message was composed for it");
-        let at = sent.at;
-        open.verdicts.sent(sent.message_id.clone());
-        open.link.sent();
-        let ticket = open.in_flight.start(sent, pending);
-        open.deadlines.push_back((at, ticket));
+        let deadline = sent.at + self.parts.confirm_timeout;
+        open.start(
+            sent,
+            self.parts.exchange.clone(),
+            message,
+            event.payload.clone(),
+        );
         if !self.armed {
             self.armed = true;
-            let deadline = at + self.parts.confirm_timeout;
             self.timer.as_mut().reset(deadline);
         }
+        Ok(())
     }
 
     /// Ends the pass: what is certain is settled.
@@ -376,6 +337,9 @@ impl<'a> Run<'a> {
         unconfirmed: Unconfirmed,
     ) -> SinkError {
         let place = &self.parts.connector.place;
+        if let Some(why) = link.killed() {
+            return place.connection_lost(why);
+        }
         let fault = fault.filter(|fault| tells_why(fault)).or(link.why());
         match fault {
             Some(fault) => place.closed(fault, unconfirmed),
@@ -394,125 +358,4 @@ impl<'a> Run<'a> {
             ),
         )
     }
-}
-
-impl Open {
-    fn new(link: Arc<Link>, channel: Channel) -> Self {
-        Self {
-            link,
-            channel: Arc::new(channel),
-            in_flight: InFlight::new(),
-            verdicts: Verdicts::new(),
-            failed: Vec::new(),
-            fault: None,
-            broken: false,
-            deadlines: VecDeque::new(),
-        }
-    }
-
-    fn is_usable(&self) -> bool {
-        self.fault.is_none() && self.link.is_up() && self.channel.status().connected()
-    }
-
-    fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && self.verdicts.is_idle() && self.failed.is_empty()
-    }
-
-    fn note(&mut self, error: lapin::Error) {
-        let better = match &self.fault {
-            None => true,
-            Some(known) => !tells_why(known) && tells_why(&error),
-        };
-        if better {
-            self.fault = Some(error);
-        }
-    }
-
-    fn observe(&mut self) {
-        let mut errors = Vec::new();
-        let Self {
-            in_flight,
-            verdicts,
-            failed,
-            link,
-            ..
-        } = self;
-        in_flight.pass(|sent, outcome| match outcome {
-            Ok(confirmation) => {
-                link.settled(1);
-                let ack = confirmation.is_ack();
-                let carried = confirmation.take_message().map(|message| Return {
-                    message_id: message.properties.message_id().clone().map(String::from),
-                    reason: format!(
-                        "{} {}: no queue is bound to exchange '{}' for routing key '{}'",
-                        message.reply_code,
-                        message.reply_text,
-                        message.exchange,
-                        message.routing_key
-                    ),
-                });
-                verdicts.confirmed(sent.id, sent.message_id, ack, carried);
-            }
-            Err(error) => {
-                failed.push(sent);
-                errors.push(error);
-            }
-        });
-        for error in errors {
-            self.note(error);
-        }
-    }
-
-    /// When the oldest message in flight was sent.
-    fn first_sent(&mut self) -> Option<Instant> {
-        while let Some((at, ticket)) = self.deadlines.front() {
-            if self.in_flight.get(*ticket).is_some() {
-                return Some(*at);
-            }
-            self.deadlines.pop_front();
-        }
-        None
-    }
-
-    /// Observes until nothing is in flight, or patience ends: then false.
-    async fn drain(&mut self, verdicts: &mut Vec<(EventId, Verdict)>) -> bool {
-        let deadline = Instant::now() + WIND_UP_PATIENCE;
-        loop {
-            self.observe();
-            self.verdicts.end_pass(verdicts);
-            if self.in_flight.is_empty() {
-                return true;
-            }
-            let woken = self.in_flight.woken();
-            if tokio::time::timeout_at(deadline, woken).await.is_err() {
-                return false;
-            }
-        }
-    }
-}
-
-/// Hands the message to lapin when first polled, and ends with its confirm.
-fn publish(
-    channel: Arc<Channel>,
-    exchange: ShortString,
-    message: Message,
-    payload: Bytes,
-) -> Pending<Outcome> {
-    let options = BasicPublishOptions {
-        mandatory: true,
-        immediate: false,
-    };
-    Box::pin(async move {
-        let confirm = channel
-            .basic_publish(
-                exchange,
-                message.routing_key,
-                options,
-                &payload,
-                message.properties,
-            )
-            .await?;
-        drop(payload);
-        confirm.await
-    })
 }

@@ -148,14 +148,10 @@ impl Composer {
 }
 
 /// Adds the entries of the row's `headers`, a JSON object.
-fn row_headers(
-    text: &str,
-    table: &mut BTreeMap<ShortString, AMQPValue>,
-) -> Result<(), SinkError> {
+fn row_headers(text: &str, table: &mut BTreeMap<ShortString, AMQPValue>) -> Result<(), SinkError> {
     // Raw values: numbers that no float can hold and any depth of nesting are fine.
-    let headers: BTreeMap<String, Box<RawValue>> = serde_json::from_str(text).map_err(|_| {
-        SinkError::new(Cause::Undecodable, "column headers is not a JSON object")
-    })?;
+    let headers: BTreeMap<String, Box<RawValue>> = serde_json::from_str(text)
+        .map_err(|_| SinkError::new(Cause::Undecodable, "column headers is not a JSON object"))?;
     for (name, value) in headers {
         if ROUTING_HEADERS.contains(&name.as_str()) {
             return Err(SinkError::new(

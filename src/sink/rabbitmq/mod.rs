@@ -9,7 +9,7 @@
 //! - no success without certainty: [`verdicts`], which relies on the passes of [`in_flight`];
 //! - nothing illegal is sent: [`message`];
 //! - only the broker's own reason accuses an event: [`fault`];
-//! - one connection attempt at a time, and none that cannot be ended: [`connection`].
+//! - one connection attempt at a time: [`connection`]; none that cannot be ended: [`link`].
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -23,17 +23,20 @@ use lapin::{Channel, ExchangeKind};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use self::connection::{Connector, Link};
+use self::connection::Connector;
 use self::fault::{Place, Unconfirmed};
+use self::link::Link;
 use self::message::Composer;
 use crate::config::RabbitmqConfig;
 use crate::relay::failure::Cause;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
+mod channel;
 mod connection;
 mod fault;
 mod in_flight;
 mod lane;
+mod link;
 mod message;
 mod verdicts;
 

@@ -1,0 +1,10 @@
+//! Integration tests over real servers, one module per guarantee.
+//!
+//! They need DATABASE_URL and AMQP_URL: `make test` provides both. Tests that stop or kill the shared
+//! servers are in `exclusive`, which runs alone.
+
+#![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
+
+mod support;
+
+mod delivery;

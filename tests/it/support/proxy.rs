@@ -1,0 +1,138 @@
+//! A TCP proxy that can delay, swallow and cut.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+#[derive(Default)]
+struct Faults {
+    delay_ms: AtomicU64,
+    /// Bytes from the server are held back, the connection stays.
+    mute: AtomicBool,
+    /// Bytes from the client are held back, the connection stays.
+    deaf: AtomicBool,
+    /// New connections are closed at once.
+    refuse: AtomicBool,
+}
+
+/// In front of one server.
+pub struct Proxy {
+    port: u16,
+    faults: Arc<Faults>,
+    cut: watch::Sender<u64>,
+}
+
+impl Proxy {
+    /// In front of the server that this URL names.
+    pub async fn new(url: &str) -> Self {
+        let target = url::Url::parse(url).unwrap();
+        let host = target.host_str().unwrap().to_owned();
+        let port = target.port().unwrap_or(if target.scheme().starts_with("amqp") { 5672 } else { 5432 });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let faults = Arc::new(Faults::default());
+        let (cut, cuts) = watch::channel(0);
+        let proxy = Self { port: listener.local_addr().unwrap().port(), faults: faults.clone(), cut };
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                if faults.refuse.load(Ordering::Relaxed) {
+                    continue;
+                }
+                let (host, faults, cuts) = (host.clone(), faults.clone(), cuts.clone());
+                tokio::spawn(async move {
+                    if let Ok(server) = TcpStream::connect((host.as_str(), port)).await {
+                        carry(client, server, faults, cuts).await;
+                    }
+                });
+            }
+        });
+        proxy
+    }
+
+    /// The same URL, through this proxy.
+    pub fn through(&self, url: &str) -> String {
+        let mut url = url::Url::parse(url).unwrap();
+        url.set_host(Some("127.0.0.1")).unwrap();
+        url.set_port(Some(self.port)).unwrap();
+        url.to_string()
+    }
+
+    /// Delays every piece from the server by this.
+    pub fn delay(&self, delay: Duration) {
+        self.faults.delay_ms.store(u64::try_from(delay.as_millis()).unwrap(), Ordering::Relaxed);
+    }
+
+    /// Holds back what the server says; the connections stay.
+    pub fn mute(&self, mute: bool) {
+        self.faults.mute.store(mute, Ordering::Relaxed);
+    }
+
+    /// Holds back what the client says; the connections stay.
+    pub fn deafen(&self, deaf: bool) {
+        self.faults.deaf.store(deaf, Ordering::Relaxed);
+    }
+
+    /// Closes new connections at once.
+    pub fn refuse(&self, refuse: bool) {
+        self.faults.refuse.store(refuse, Ordering::Relaxed);
+    }
+
+    /// Cuts every connection.
+    pub fn cut(&self) {
+        self.cut.send_modify(|cuts| *cuts += 1);
+    }
+}
+
+async fn carry(client: TcpStream, server: TcpStream, faults: Arc<Faults>, mut cuts: watch::Receiver<u64>) {
+    cuts.mark_unchanged();
+    client.set_nodelay(true).ok();
+    server.set_nodelay(true).ok();
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let upward = async {
+        let mut piece = vec![0; 65_536];
+        loop {
+            match from_client.read(&mut piece).await {
+                Ok(0) | Err(_) => return,
+                Ok(read) => {
+                    hold(|| faults.deaf.load(Ordering::Relaxed)).await;
+                    if to_server.write_all(&piece[..read]).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    };
+    let downward = async {
+        let mut piece = vec![0; 65_536];
+        loop {
+            match from_server.read(&mut piece).await {
+                Ok(0) | Err(_) => return,
+                Ok(read) => {
+                    let delay = faults.delay_ms.load(Ordering::Relaxed);
+                    if delay > 0 {
+                        tokio::time::sleep(Duration::from_millis(delay)).await;
+                    }
+                    hold(|| faults.mute.load(Ordering::Relaxed)).await;
+                    if to_client.write_all(&piece[..read]).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = upward => {}
+        () = downward => {}
+        _ = cuts.changed() => {}
+    }
+}
+
+async fn hold(held: impl Fn() -> bool) {
+    while held() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
