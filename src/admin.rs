@@ -45,19 +45,24 @@ pub struct Status {
     pub replicas: Vec<ReplicaStatus>,
 }
 
-/// Opens the port and serves it. The address is bound before this returns.
+/// Binds the port. Done before a relay starts, so that a taken address stops the start.
 ///
 /// # Errors
 /// When the address cannot be bound.
+pub fn bind(address: SocketAddr) -> Result<TcpListener, AdminError> {
+    TcpListener::bind(address).map_err(|reason| AdminError { address, reason })
+}
+
+/// Serves a bound port.
+///
+/// # Errors
+/// When the listener cannot be used.
 pub fn serve(
-    address: SocketAddr,
+    listener: TcpListener,
     supervisor: Addr<Supervisor>,
     store: Store,
     metrics: PrometheusHandle,
-) -> Result<(Server, ServerHandle, SocketAddr), AdminError> {
-    let failed = |reason| AdminError { address, reason };
-    let listener = TcpListener::bind(address).map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
+) -> std::io::Result<(Server, ServerHandle)> {
     let sources = Sources {
         supervisor,
         store,
@@ -74,11 +79,10 @@ pub fn serve(
     .workers(1)
     .disable_signals()
     .shutdown_timeout(SHUTDOWN_SECONDS)
-    .listen(listener)
-    .map_err(failed)?
+    .listen(listener)?
     .run();
     let handle = server.handle();
-    Ok((server, handle, bound))
+    Ok((server, handle))
 }
 
 async fn metrics_text(sources: Data<Sources>) -> HttpResponse {
@@ -89,7 +93,10 @@ async fn metrics_text(sources: Data<Sources>) -> HttpResponse {
 }
 
 async fn observe(sources: &Sources) -> Option<supervisor::View> {
-    timeout(ANSWER_TIMEOUT, sources.supervisor.send(supervisor::Observe)).await.ok()?.ok()
+    timeout(ANSWER_TIMEOUT, sources.supervisor.send(supervisor::Observe))
+        .await
+        .ok()?
+        .ok()
 }
 
 /// The process: does its supervisor still answer? A broker that is away is no reason to restart it.
@@ -107,8 +114,11 @@ async fn readyz(sources: Data<Sources>) -> HttpResponse {
         ready: bool,
         reasons: Vec<&'static str>,
     }
-    let (ready, reasons) =
-        observe(&sources).await.map_or((false, vec!["supervisor"]), |view| (view.ready, view.reasons));
+    let (ready, reasons) = observe(&sources)
+        .await
+        .map_or((false, vec!["supervisor"]), |view| {
+            (view.ready, view.reasons)
+        });
     let readiness = Readiness { ready, reasons };
     if ready {
         HttpResponse::Ok().json(readiness)

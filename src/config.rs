@@ -297,9 +297,14 @@ impl TryFrom<String> for Listen {
         if value == "off" {
             return Ok(Self(None));
         }
-        value.parse().map(|address| Self(Some(address))).map_err(|_| {
-            format!("`{value}` is no socket address; give one like {DEFAULT_ADMIN_LISTEN}, or `off`")
-        })
+        value
+            .parse()
+            .map(|address| Self(Some(address)))
+            .map_err(|_| {
+                format!(
+                    "`{value}` is no socket address; give one like {DEFAULT_ADMIN_LISTEN}, or `off`"
+                )
+            })
     }
 }
 
@@ -348,7 +353,10 @@ impl Config {
             })?;
             builder = builder.add_source(config::File::from_str(&text, config::FileFormat::Toml));
         }
-        for (variable, key) in [("DATABASE_URL", "database.url"), ("AMQP_URL", "rabbitmq.url")] {
+        for (variable, key) in [
+            ("DATABASE_URL", "database.url"),
+            ("AMQP_URL", "rabbitmq.url"),
+        ] {
             if let Ok(value) = std::env::var(variable) {
                 builder = builder
                     .set_override(key, value)
@@ -360,12 +368,14 @@ impl Config {
             .separator("__")
             .ignore_empty(true)
             .source(Some(own_variables()));
-        let merged = builder.add_source(environment).build().map_err(|error| {
-            ConfigError::File {
-                path: path.to_owned(),
-                reason: error.to_string(),
-            }
-        })?;
+        let merged =
+            builder
+                .add_source(environment)
+                .build()
+                .map_err(|error| ConfigError::File {
+                    path: path.to_owned(),
+                    reason: error.to_string(),
+                })?;
         let loaded: Self = serde_path_to_error::deserialize(merged).map_err(|error| {
             let key = error.path().to_string();
             ConfigError::key(key, reason_without_value(error.inner()))
@@ -420,7 +430,10 @@ fn reason_without_value(error: &config::ConfigError) -> String {
 
 fn check_database_url(url: &Secret) -> Result<(), ConfigError> {
     // The driver does not know libpq's verifying modes; see `store::connect`.
-    let known = url.expose().replace("sslmode=verify-full", "sslmode=require").replace("sslmode=verify-ca", "sslmode=require");
+    let known = url
+        .expose()
+        .replace("sslmode=verify-full", "sslmode=require")
+        .replace("sslmode=verify-ca", "sslmode=require");
     let parsed = tokio_postgres::Config::from_str(&known).map_err(|_| {
         ConfigError::key(
             "database.url",
@@ -442,7 +455,10 @@ fn check_name(key: &str, name: &str) -> Result<(), ConfigError> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains('\0') {
         return Err(ConfigError::key(
             key,
-            format!("a name of 1 to {MAX_NAME_BYTES} bytes is needed, `{name}` has {}", name.len()),
+            format!(
+                "a name of 1 to {MAX_NAME_BYTES} bytes is needed, `{name}` has {}",
+                name.len()
+            ),
         ));
     }
     Ok(())
@@ -457,7 +473,10 @@ fn at_least_one(key: &str, value: u64) -> Result<(), ConfigError> {
 
 fn at_most(key: &str, value: u64, most: u64) -> Result<(), ConfigError> {
     if value > most {
-        return Err(ConfigError::key(key, format!("must be at most {most}, is {value}")));
+        return Err(ConfigError::key(
+            key,
+            format!("must be at most {most}, is {value}"),
+        ));
     }
     Ok(())
 }
@@ -508,8 +527,18 @@ impl RabbitmqConfig {
                 ));
             }
         }
-        within("rabbitmq.confirm_timeout", self.confirm_timeout, MILLISECOND, HOUR)?;
-        within("rabbitmq.connect_timeout", self.connect_timeout, MILLISECOND, HOUR)
+        within(
+            "rabbitmq.confirm_timeout",
+            self.confirm_timeout,
+            MILLISECOND,
+            HOUR,
+        )?;
+        within(
+            "rabbitmq.connect_timeout",
+            self.connect_timeout,
+            MILLISECOND,
+            HOUR,
+        )
     }
 }
 
@@ -524,7 +553,11 @@ impl RelayConfig {
             ));
         }
         at_least_one("relay.partitions", self.partitions as u64)?;
-        at_most("relay.partitions", self.partitions as u64, u64::from(BUCKETS))?;
+        at_most(
+            "relay.partitions",
+            self.partitions as u64,
+            u64::from(BUCKETS),
+        )?;
         at_least_one("relay.window", self.window as u64)?;
         at_most("relay.window", self.window as u64, 10_000)?;
         at_least_one("relay.batch_size", self.batch_size as u64)?;
@@ -538,8 +571,15 @@ impl RelayConfig {
 impl RetryConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         at_least_one("retry.max_attempts", u64::from(self.max_attempts))?;
-        at_most("retry.max_attempts", u64::from(self.max_attempts), 1_000_000)?;
-        at_least_one("retry.stop_after_failures", u64::from(self.stop_after_failures))?;
+        at_most(
+            "retry.max_attempts",
+            u64::from(self.max_attempts),
+            1_000_000,
+        )?;
+        at_least_one(
+            "retry.stop_after_failures",
+            u64::from(self.stop_after_failures),
+        )?;
         within("retry.backoff", self.backoff, Duration::ZERO, HOUR)
     }
 }

@@ -42,7 +42,8 @@ pub const TAKEOVERS: &str = "bellwire_takeovers_total";
 
 /// From a fraction of a millisecond, which a local relay reaches, to an outage.
 const SECONDS: &[f64] = &[
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0, 300.0,
 ];
 
 /// Installs the process's recorder and describes every metric.
@@ -53,11 +54,20 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), SECONDS)?
         .install_recorder()?;
-    describe_counter!(PUBLISHED, "Events confirmed by the broker and marked as published");
+    describe_counter!(
+        PUBLISHED,
+        "Events confirmed by the broker and marked as published"
+    );
     describe_counter!(FAILED, "Failed attempts, by cause");
     describe_counter!(DEAD_LETTERED, "Events dead-lettered, by cause");
-    describe_counter!(HANDED_BACK, "Events handed back unpublished without counting an attempt");
-    describe_counter!(LEASE_LOST, "Events published whose claim was lost before the mark: a duplicate is possible");
+    describe_counter!(
+        HANDED_BACK,
+        "Events handed back unpublished without counting an attempt"
+    );
+    describe_counter!(
+        LEASE_LOST,
+        "Events published whose claim was lost before the mark: a duplicate is possible"
+    );
     describe_counter!(CLAIMED, "Events claimed");
     describe_histogram!(CLAIM_SECONDS, Unit::Seconds, "Duration of a claim");
     describe_histogram!(MARK_SECONDS, Unit::Seconds, "Duration of a mark");
@@ -69,10 +79,20 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     describe_gauge!(IN_HAND, "Events claimed and not yet marked or handed back");
     describe_gauge!(BUCKETS_OWNED, "Buckets owned by this replica, of 64");
     describe_gauge!(BREAKER_STATE, "0 closed, 1 half-open, 2 open");
-    describe_gauge!(LISTENING, "1 while notifications arrive, 0 while only the tick wakes");
-    describe_gauge!(OLDEST_PENDING_SECONDS, Unit::Seconds, "Age of the oldest unpublished event");
+    describe_gauge!(
+        LISTENING,
+        "1 while notifications arrive, 0 while only the tick wakes"
+    );
+    describe_gauge!(
+        OLDEST_PENDING_SECONDS,
+        Unit::Seconds,
+        "Age of the oldest unpublished event"
+    );
     describe_gauge!(PENDING, "Unpublished events; counting stops at 10,000");
-    describe_gauge!(DEAD, "Dead events that hold back their aggregate; counting stops at 10,000");
+    describe_gauge!(
+        DEAD,
+        "Dead events that hold back their aggregate; counting stops at 10,000"
+    );
     describe_counter!(RESTARTS, "Actor systems rebuilt after an actor died");
     describe_counter!(TAKEOVERS, "Tokens of dead replicas taken over");
     Ok(handle)

@@ -37,10 +37,18 @@ pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Fa
             checks: &'a [Line],
         }
         let report = Report { ok, checks: &lines };
-        println!("{}", serde_json::to_string(&report).map_err(anyhow::Error::from)?);
+        println!(
+            "{}",
+            serde_json::to_string(&report).map_err(anyhow::Error::from)?
+        );
     } else {
         for line in &lines {
-            println!("{} {:<14} {}", if line.ok { "ok  " } else { "FAIL" }, line.check, line.detail);
+            println!(
+                "{} {:<14} {}",
+                if line.ok { "ok  " } else { "FAIL" },
+                line.check,
+                line.detail
+            );
         }
     }
     Ok(if ok { 0 } else { FAILED })
@@ -56,7 +64,10 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         ok
     };
     let connected = match store.connect().await {
-        Ok(client) => match client.query_one("SELECT current_setting('server_version')", &[]).await {
+        Ok(client) => match client
+            .query_one("SELECT current_setting('server_version')", &[])
+            .await
+        {
             Ok(row) => Ok(format!("PostgreSQL {}", row.get::<_, &str>(0))),
             Err(error) => Err(crate::store::StoreError::from(error).to_string()),
         },
@@ -65,27 +76,42 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
     if line("database", connected) {
         let table = store.names().display();
         let shape = store.check_shape().await.map_err(|error| error.to_string());
-        line("outbox", shape.map(|()| format!("{table} has the shape and version this relay works with")));
+        line(
+            "outbox",
+            shape.map(|()| format!("{table} has the shape and version this relay works with")),
+        );
         line("notifications", hears(&store).await);
     }
     let sink = open_sink(config)?;
     let exchange = &config.rabbitmq.exchange;
     let probed = sink.probe().await.map_err(|error| error.message);
-    line("rabbitmq", probed.map(|()| format!("connected, exchange '{exchange}' exists")));
+    line(
+        "rabbitmq",
+        probed.map(|()| format!("connected, exchange '{exchange}' exists")),
+    );
     sink.close().await;
     Ok(lines)
 }
 
 /// Does a notification arrive on a session that listens? Not through a pooler in transaction mode.
 async fn hears(store: &Store) -> Result<String, String> {
-    let (client, mut notifications) = store.connector().open(|_| {}).await.map_err(|error| error.to_string())?;
+    let (client, mut notifications) = store
+        .connector()
+        .open(|_| {})
+        .await
+        .map_err(|error| error.to_string())?;
     let channel = store.names().channel();
     let word = format!("prove:{:016x}", rand::random::<u64>());
     let told = async {
-        client.batch_execute(&format!("LISTEN \"{}\"", channel.replace('"', "\"\""))).await?;
-        client.execute("SELECT pg_notify($1, $2)", &[&channel, &word]).await
+        client
+            .batch_execute(&format!("LISTEN \"{}\"", channel.replace('"', "\"\"")))
+            .await?;
+        client
+            .execute("SELECT pg_notify($1, $2)", &[&channel, &word])
+            .await
     };
-    told.await.map_err(|error| crate::store::StoreError::from(error).to_string())?;
+    told.await
+        .map_err(|error| crate::store::StoreError::from(error).to_string())?;
     let heard = async {
         while let Some(ring) = notifications.recv().await {
             if ring.payload() == word {
@@ -94,7 +120,10 @@ async fn hears(store: &Store) -> Result<String, String> {
         }
         false
     };
-    if tokio::time::timeout(HEARD_WITHIN, heard).await.unwrap_or(false) {
+    if tokio::time::timeout(HEARD_WITHIN, heard)
+        .await
+        .unwrap_or(false)
+    {
         Ok(format!("arrive on channel {channel}"))
     } else {
         Err("do not arrive: is there a connection pooler in transaction mode? Give the relay a direct \

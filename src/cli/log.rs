@@ -9,7 +9,12 @@ use crate::config::{ConfigError, LogConfig, LogFormat};
 /// Targets of our crates' that print bodies or secrets at some level, whatever is asked for.
 const SILENCED: &[&str] = &["lapin::returned_messages=off"];
 /// Crates whose own reports repeat ours; `log.level` may ask for them again.
-const QUIETENED: &[&str] = &["lapin=off", "actix_server=warn", "tokio_postgres=warn", "refinery_core=warn"];
+const QUIETENED: &[&str] = &[
+    "lapin=off",
+    "actix_server=warn",
+    "tokio_postgres=warn",
+    "refinery_core=warn",
+];
 
 /// Installs the process's log.
 pub(super) fn install(config: &LogConfig) -> Result<(), ConfigError> {

@@ -17,7 +17,10 @@ pub(super) async fn run(config: &Config, _: &Arguments) -> Result<u8, Failure> {
         println!("{table} is up to date (schema version {})", migrated.to);
         return Ok(0);
     }
-    println!("{table} is at schema version {} now (was {})", migrated.to, migrated.from);
+    println!(
+        "{table} is at schema version {} now (was {})",
+        migrated.to, migrated.from
+    );
     if !migrated.indexes.is_empty() {
         println!("indexes built: {}", migrated.indexes.join(", "));
     }

@@ -34,7 +34,13 @@ pub const EVENTS_FAILED: u8 = 3;
 #[command(name = "bellwire", version, about, long_about = None, after_help = AFTER_HELP)]
 pub struct Cli {
     /// Configuration file; `bellwire.toml` in the working directory is read if it exists
-    #[arg(long, short, global = true, env = "BELLWIRE_CONFIG", value_name = "FILE")]
+    #[arg(
+        long,
+        short,
+        global = true,
+        env = "BELLWIRE_CONFIG",
+        value_name = "FILE"
+    )]
     config: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
@@ -75,7 +81,9 @@ enum Failure {
 impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Store(StoreError::NoUrl | StoreError::Shape(_)) => MISCONFIGURED,
+            Self::Config(_) | Self::Store(StoreError::NoUrl | StoreError::Shape(_)) => {
+                MISCONFIGURED
+            }
             Self::Store(_) | Self::Other(_) => FAILED,
         }
     }
@@ -114,8 +122,14 @@ async fn dispatch(cli: Cli) -> Result<u8, Failure> {
 /// The name of this replica: configured, or the host's.
 fn replica_name(config: &Config) -> String {
     config.relay.name.clone().unwrap_or_else(|| {
-        let host = hostname::get().ok().and_then(|name| name.into_string().ok());
-        format!("{}-{}", host.as_deref().unwrap_or("relay"), std::process::id())
+        let host = hostname::get()
+            .ok()
+            .and_then(|name| name.into_string().ok());
+        format!(
+            "{}-{}",
+            host.as_deref().unwrap_or("relay"),
+            std::process::id()
+        )
     })
 }
 

@@ -56,16 +56,27 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
         checked = wait_for_outbox(&store, arguments.once) => checked?,
         () = stop.asked() => return Ok(0),
     }
+    let address = config.admin.listen.0.filter(|_| !arguments.once);
+    let listener = address
+        .map(admin::bind)
+        .transpose()
+        .map_err(anyhow::Error::from)?;
     let config = Arc::new(config);
     let replica = replica_name(&config);
-    tracing::info!(replica, table = store.names().display(), sink = sink.name(), "starting");
+    tracing::info!(
+        replica,
+        table = store.names().display(),
+        sink = sink.name(),
+        "starting"
+    );
     let mut relay = Relay::start(store.clone(), config.clone(), replica, sink, arguments.once);
-    let admin = match config.admin.listen.0.filter(|_| !arguments.once) {
-        Some(address) => {
-            let (server, handle, bound) =
-                admin::serve(address, relay.supervisor(), store, recorder).map_err(|error| anyhow!(error))?;
+    let admin = match listener {
+        Some(listener) => {
+            let bound = listener.local_addr();
+            let (server, handle) = admin::serve(listener, relay.supervisor(), store, recorder)
+                .context("admin port")?;
             actix_rt::spawn(server);
-            tracing::info!(address = %bound, "admin port open");
+            tracing::info!(address = ?bound.ok(), "admin port open");
             Some(handle)
         }
         None => None,
@@ -129,5 +140,9 @@ fn report(ending: &Ending, once: bool) -> Result<u8, Failure> {
     if ending.handed_back > 0 && ending.published == 0 {
         return Ok(FAILED);
     }
-    Ok(if ending.failed + ending.dead > 0 { EVENTS_FAILED } else { 0 })
+    Ok(if ending.failed + ending.dead > 0 {
+        EVENTS_FAILED
+    } else {
+        0
+    })
 }

@@ -29,14 +29,21 @@ pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Fa
     let store = open_store(config, "status")?;
     store.check_shape().await?;
     let lag = store.lag().await?;
-    let age = lag.oldest.as_ref().and_then(|oldest| oldest.age_seconds).unwrap_or(0.0);
+    let age = lag
+        .oldest
+        .as_ref()
+        .and_then(|oldest| oldest.age_seconds)
+        .unwrap_or(0.0);
     let report = Report {
         lagging: age >= config.lag.alert.as_secs_f64(),
         lag,
         replicas: store.replicas().await?,
     };
     if arguments.json {
-        println!("{}", serde_json::to_string(&report).map_err(anyhow::Error::from)?);
+        println!(
+            "{}",
+            serde_json::to_string(&report).map_err(anyhow::Error::from)?
+        );
     } else {
         print(&store.names().display(), &report);
     }
@@ -45,10 +52,18 @@ pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Fa
 
 fn print(table: &str, report: &Report) {
     let count = |number: i64| {
-        if number >= report.lag.counted_to { format!("{number} or more") } else { number.to_string() }
+        if number >= report.lag.counted_to {
+            format!("{number} or more")
+        } else {
+            number.to_string()
+        }
     };
     let state = if report.lagging { "LAGGING" } else { "ok" };
-    println!("{table}: {state}, {} pending, {} dead-lettered", count(report.lag.pending), count(report.lag.dead));
+    println!(
+        "{table}: {state}, {} pending, {} dead-lettered",
+        count(report.lag.pending),
+        count(report.lag.dead)
+    );
     if let Some(oldest) = &report.lag.oldest {
         println!(
             "oldest event {} ({} {}, {}) has waited {}: {}",
@@ -56,7 +71,9 @@ fn print(table: &str, report: &Report) {
             oldest.aggregate_type.escape_debug(),
             oldest.aggregate_id.escape_debug(),
             oldest.event_type.escape_debug(),
-            oldest.age_seconds.map_or("an unknown time".to_owned(), seconds),
+            oldest
+                .age_seconds
+                .map_or("an unknown time".to_owned(), seconds),
             oldest.waits_for
         );
         if let Some(error) = &oldest.last_error {
@@ -67,9 +84,15 @@ fn print(table: &str, report: &Report) {
         println!("no relay is running");
         return;
     }
-    println!("{:<40} {:>7} {:>10} {:>8}  state", "replica", "buckets", "up", "lease");
+    println!(
+        "{:<40} {:>7} {:>10} {:>8}  state",
+        "replica", "buckets", "up", "lease"
+    );
     for replica in &report.replicas {
-        let state = match (replica.connected && replica.lease_seconds > 0.0, replica.ready) {
+        let state = match (
+            replica.connected && replica.lease_seconds > 0.0,
+            replica.ready,
+        ) {
             (true, true) => "delivering",
             (true, false) => "connected, cannot publish",
             (false, _) => "gone, to be taken over",
@@ -85,6 +108,8 @@ fn print(table: &str, report: &Report) {
 }
 
 fn seconds(seconds: f64) -> String {
-    let rounded = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default().as_secs();
+    let rounded = Duration::try_from_secs_f64(seconds.max(0.0))
+        .unwrap_or_default()
+        .as_secs();
     humantime::format_duration(Duration::from_secs(rounded)).to_string()
 }

@@ -41,7 +41,9 @@ use super::supervisor::{Child, Exited, Idle};
 use crate::event::{ClaimToken, OutboxEvent};
 use crate::metrics;
 use crate::sink::{Delivery, SinkError};
-use crate::store::{ClaimAnswer, ClaimRequest, ClaimedRow, Session, Store, StoreError, Takeover, Tended};
+use crate::store::{
+    ClaimAnswer, ClaimRequest, ClaimedRow, Session, Store, StoreError, Takeover, Tended,
+};
 
 /// Peers are looked at this often while any of them is known to be awake.
 const WATCH: Duration = Duration::from_millis(500);
@@ -207,7 +209,11 @@ impl Claimer {
     pub fn new(store: Store, settings: Settings, links: Links, old_tokens: Vec<i32>) -> Self {
         let now = Instant::now();
         Self {
-            rounds: Rounds::new(settings.partitions, settings.batch_size, settings.most_in_hand),
+            rounds: Rounds::new(
+                settings.partitions,
+                settings.batch_size,
+                settings.most_in_hand,
+            ),
             store,
             settings,
             links,
@@ -356,10 +362,14 @@ impl Claimer {
         if !session.token().holds() {
             self.lose("its lease is over", context);
         } else if self.leave.is_some() {
-            self.run(context, async move { session.leave().await }, |actor, _: (), _| {
-                actor.session = None;
-                actor.stopping = true;
-            });
+            self.run(
+                context,
+                async move { session.leave().await },
+                |actor, _: (), _| {
+                    actor.session = None;
+                    actor.stopping = true;
+                },
+            );
         } else if self.tend_due {
             self.tend(session, context);
         } else if let Some(token) = self.old_tokens.pop() {
@@ -368,10 +378,18 @@ impl Claimer {
             self.take_over(session, token, false, context);
         } else if self.ring_due {
             self.ring_due = false;
-            self.run(context, async move { session.ring().await }, |_, _: (), _| {});
+            self.run(
+                context,
+                async move { session.ring().await },
+                |_, _: (), _| {},
+            );
         } else if std::mem::take(&mut self.replan_due) {
             self.replanned_at = Instant::now();
-            self.run(context, async move { session.replan_claim().await }, |_, _: (), _| {});
+            self.run(
+                context,
+                async move { session.replan_claim().await },
+                |_, _: (), _| {},
+            );
         } else {
             self.share_or_claim(session, context);
         }
@@ -381,16 +399,24 @@ impl Claimer {
         let given = self.rounds.given_up();
         if !given.is_empty() {
             self.owned.retain(|bucket| !given.contains(bucket));
-            self.run(context, async move { session.give_up(&given).await }, |actor, _: (), _| {
-                actor.own();
-            });
+            self.run(
+                context,
+                async move { session.give_up(&given).await },
+                |actor, _: (), _| {
+                    actor.own();
+                },
+            );
         } else if self.acquire > 0 {
             let most = std::mem::take(&mut self.acquire);
-            self.run(context, async move { session.acquire(most).await }, |actor, acquired, _| {
-                tracing::debug!(buckets = acquired.len(), "took free buckets");
-                actor.owned.extend(acquired);
-                actor.own();
-            });
+            self.run(
+                context,
+                async move { session.acquire(most).await },
+                |actor, acquired, _| {
+                    tracing::debug!(buckets = acquired.len(), "took free buckets");
+                    actor.owned.extend(acquired);
+                    actor.own();
+                },
+            );
         } else if self.ready
             && self.drained.is_none()
             && let Some(request) = self.rounds.next_claim()
@@ -408,21 +434,31 @@ impl Claimer {
         then: impl FnOnce(&mut Self, T, &mut Context<Self>) + 'static,
     ) {
         self.busy = true;
-        let asked = self.session.as_ref().map(|session| session.token().number());
-        context.spawn(statement.into_actor(self).map(move |answer, actor, context| {
-            actor.busy = false;
-            let present = actor.session.as_ref().map(|session| session.token().number());
-            if asked == present {
-                match answer {
-                    Ok(answer) => {
-                        actor.pauses.reset();
-                        then(actor, answer, context);
+        let asked = self
+            .session
+            .as_ref()
+            .map(|session| session.token().number());
+        context.spawn(
+            statement
+                .into_actor(self)
+                .map(move |answer, actor, context| {
+                    actor.busy = false;
+                    let present = actor
+                        .session
+                        .as_ref()
+                        .map(|session| session.token().number());
+                    if asked == present {
+                        match answer {
+                            Ok(answer) => {
+                                actor.pauses.reset();
+                                then(actor, answer, context);
+                            }
+                            Err(error) => actor.failed(&error, context),
+                        }
                     }
-                    Err(error) => actor.failed(&error, context),
-                }
-            }
-            actor.step(context);
-        }));
+                    actor.step(context);
+                }),
+        );
     }
 
     fn own(&mut self) {
@@ -433,9 +469,13 @@ impl Claimer {
     fn tend(&mut self, session: Rc<Session>, context: &mut Context<Self>) {
         self.tend_due = false;
         let ready = self.ready && self.drained.is_none();
-        self.run(context, async move { session.tend(ready).await }, move |actor, tended, _| {
-            actor.tended(tended, ready);
-        });
+        self.run(
+            context,
+            async move { session.tend(ready).await },
+            move |actor, tended, _| {
+                actor.tended(tended, ready);
+            },
+        );
     }
 
     fn tended(&mut self, tended: Tended, ready: bool) {
@@ -481,35 +521,61 @@ impl Claimer {
         }
     }
 
-    fn take_over(&mut self, session: Rc<Session>, token: i32, own: bool, context: &mut Context<Self>) {
+    fn take_over(
+        &mut self,
+        session: Rc<Session>,
+        token: i32,
+        own: bool,
+        context: &mut Context<Self>,
+    ) {
         let takeover = async move { Ok((session.takeover(token, own).await, token)) };
-        self.run(context, takeover, move |actor, (takeover, token), context| match takeover {
-            Ok(Takeover::Done { name, buckets, rows, complete }) => {
-                ::metrics::counter!(metrics::TAKEOVERS).increment(1);
-                tracing::warn!(token = name, buckets, rows, complete, "took over a dead replica");
-                actor.rounds.wake();
-                actor.ring_due |= buckets + rows > 0;
-                // Our share of the freed buckets.
-                actor.tend_due = true;
-                if !complete {
-                    // Somebody holds one of its rows locked: the next look finds it again.
-                    actor.tend_due = false;
-                    actor.tick_at = Instant::now() + WATCH;
-                    if own {
-                        actor.old_tokens.push(token);
-                        actor.rest_until = Some(Instant::now() + WATCH);
+        self.run(
+            context,
+            takeover,
+            move |actor, (takeover, token), context| match takeover {
+                Ok(Takeover::Done {
+                    name,
+                    buckets,
+                    rows,
+                    complete,
+                }) => {
+                    if complete {
+                        ::metrics::counter!(metrics::TAKEOVERS).increment(1);
+                    }
+                    // Rows that somebody keeps locked are asked for again and again: not news.
+                    if complete || buckets + rows > 0 {
+                        tracing::warn!(
+                            token = name,
+                            buckets,
+                            rows,
+                            complete,
+                            "took over a dead replica"
+                        );
+                    }
+                    actor.rounds.wake();
+                    actor.ring_due |= buckets + rows > 0;
+                    // Our share of the freed buckets.
+                    actor.tend_due = true;
+                    if !complete {
+                        // Somebody holds one of its rows locked: the next look finds it again.
+                        actor.tend_due = false;
+                        actor.tick_at = Instant::now() + WATCH;
+                        if own {
+                            actor.old_tokens.push(token);
+                            actor.rest_until = Some(Instant::now() + WATCH);
+                        }
                     }
                 }
-            }
-            Ok(Takeover::NotDead) => {}
-            Err(error) => {
-                // A claim of the dead client's may still run: the server ends it within seconds.
-                if own {
-                    actor.old_tokens.push(token);
+                Ok(Takeover::NotDead) => {}
+                Err(error) => {
+                    // A claim of the dead client's may still run: the server ends it within seconds.
+                    if own {
+                        actor.old_tokens.push(token);
+                    }
+                    actor.failed(&error, context);
                 }
-                actor.failed(&error, context);
-            }
-        });
+            },
+        );
     }
 
     fn claim(&mut self, session: Rc<Session>, request: ClaimRequest, context: &mut Context<Self>) {
@@ -540,7 +606,8 @@ impl Claimer {
             ::metrics::counter!(metrics::CLAIMED).increment(answer.rows.len() as u64);
             ::metrics::gauge!(metrics::IN_HAND).set(self.rounds.in_hand() as f64);
         }
-        self.to_load.extend(answer.rows.into_iter().map(|row| (row, token.clone())));
+        self.to_load
+            .extend(answer.rows.into_iter().map(|row| (row, token.clone())));
         if !self.ready || self.drained.is_some() {
             self.hand_back_unloaded();
         }
@@ -558,7 +625,10 @@ impl Claimer {
         let mut bytes = 0;
         let mut rows = Vec::new();
         while rows.len() < most
-            && let Some((row, _)) = self.to_load.front().filter(|(_, claimed)| Arc::ptr_eq(claimed, &token))
+            && let Some((row, _)) = self
+                .to_load
+                .front()
+                .filter(|(_, claimed)| Arc::ptr_eq(claimed, &token))
             && (rows.is_empty() || bytes + row.stored_bytes <= PIECE_BYTES)
         {
             bytes += row.stored_bytes;
@@ -571,16 +641,20 @@ impl Claimer {
             let loaded = store.load(&rows).await;
             (rows, loaded)
         };
-        context.spawn(loaded.into_actor(self).map(move |(rows, loaded), actor, context| {
-            actor.loading = false;
-            match loaded {
-                Ok(events) => {
-                    actor.loaded(&rows, events, &token);
-                    actor.step(context);
-                }
-                Err(error) => actor.not_loaded(rows, &token, &error, context),
-            }
-        }));
+        context.spawn(
+            loaded
+                .into_actor(self)
+                .map(move |(rows, loaded), actor, context| {
+                    actor.loading = false;
+                    match loaded {
+                        Ok(events) => {
+                            actor.loaded(&rows, events, &token);
+                            actor.step(context);
+                        }
+                        Err(error) => actor.not_loaded(rows, &token, &error, context),
+                    }
+                }),
+        );
     }
 
     fn loaded(&mut self, rows: &[ClaimedRow], events: Vec<OutboxEvent>, token: &Arc<ClaimToken>) {
@@ -608,11 +682,8 @@ impl Claimer {
             if deliveries.is_empty() {
                 continue;
             }
-            // Credits bound what is under way, so the mailbox has room; a publisher that is gone
-            // takes the whole generation with it.
-            if publisher.try_send(Publish { deliveries }).is_err() {
-                tracing::error!("a publisher takes no more although it has credits");
-            }
+            // Refused only by a publisher that is gone, which takes the whole generation with it.
+            publisher.try_send(Publish { deliveries }).ok();
         }
     }
 
@@ -662,7 +733,11 @@ impl Claimer {
 
     fn hand_back_unloaded(&mut self) {
         self.load_singly = 0;
-        let held: Vec<Held> = self.to_load.drain(..).map(|(row, token)| Held::of_row(&row, &token)).collect();
+        let held: Vec<Held> = self
+            .to_load
+            .drain(..)
+            .map(|(row, token)| Held::of_row(&row, &token))
+            .collect();
         if !held.is_empty() {
             self.links.marker.try_send(HandBack { held }).ok();
         }
@@ -695,7 +770,9 @@ impl Claimer {
             .into_iter()
             .flatten()
             .fold(self.tick_at, Instant::min);
-        let wait = next.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let wait = next
+            .saturating_duration_since(Instant::now())
+            .max(Duration::from_millis(1));
         self.timer = Some(context.run_later(wait, |actor, context| {
             actor.timer = None;
             actor.look(Instant::now());
@@ -753,7 +830,8 @@ impl Actor for Claimer {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        context.set_mailbox_capacity(4096);
+        // Without a bound of its own: credits are the bound, and a refused message would be a lost credit.
+        context.set_mailbox_capacity(0);
         self.open(context);
     }
 
@@ -772,7 +850,10 @@ impl Handler<Wake> for Claimer {
         let now = Instant::now();
         self.rounds.wake();
         self.watch_until = now + WATCH_AFTER_WAKE;
-        let has_peers = self.tended.as_ref().is_some_and(|tended| tended.peers + tended.dead_peers.len() > 0);
+        let has_peers = self
+            .tended
+            .as_ref()
+            .is_some_and(|tended| tended.peers + tended.dead_peers.len() > 0);
         if wake.peers {
             self.tend_due = true;
         } else if has_peers {
@@ -820,7 +901,11 @@ impl Handler<SessionLost> for Claimer {
     type Result = ();
 
     fn handle(&mut self, lost: SessionLost, context: &mut Self::Context) {
-        if self.session.as_ref().is_some_and(|session| session.token().number() == lost.token) {
+        if self
+            .session
+            .as_ref()
+            .is_some_and(|session| session.token().number() == lost.token)
+        {
             self.lose(&format!("session lost: {}", lost.reason), context);
         }
         self.step(context);
@@ -855,7 +940,10 @@ impl Handler<Observe> for Claimer {
 
     fn handle(&mut self, _: Observe, _: &mut Self::Context) -> View {
         View {
-            token: self.session.as_ref().map(|session| session.token().name().to_owned()),
+            token: self
+                .session
+                .as_ref()
+                .map(|session| session.token().name().to_owned()),
             buckets: self.owned.len(),
             peers: self.tended.as_ref().map_or(0, |tended| tended.peers),
             in_hand: self.rounds.in_hand(),

@@ -80,7 +80,11 @@ impl Listener {
     }
 
     fn listen(&mut self, context: &mut Context<Self>) {
-        let session = listen(self.store.clone(), self.claimer.clone(), self.hearing.clone());
+        let session = listen(
+            self.store.clone(),
+            self.claimer.clone(),
+            self.hearing.clone(),
+        );
         context.spawn(session.into_actor(self).map(|reason, actor, context| {
             if actor.hearing.borrow().is_ok() {
                 actor.pauses.reset();
@@ -116,7 +120,11 @@ impl Handler<Drain> for Listener {
 }
 
 /// Listens until the session is lost; answers why it was.
-async fn listen(store: Store, claimer: Recipient<Wake>, hearing: Arc<watch::Sender<Hearing>>) -> String {
+async fn listen(
+    store: Store,
+    claimer: Recipient<Wake>,
+    hearing: Arc<watch::Sender<Hearing>>,
+) -> String {
     match listen_once(&store, &claimer, &hearing).await {
         Ok(reason) => reason,
         Err(error) => error.to_string(),
@@ -129,9 +137,14 @@ async fn listen_once(
     hearing: &watch::Sender<Hearing>,
 ) -> Result<String, StoreError> {
     let (on_lost, is_lost) = tokio::sync::oneshot::channel();
-    let (client, mut notifications) = store.connector().open(|reason| drop(on_lost.send(reason))).await?;
+    let (client, mut notifications) = store
+        .connector()
+        .open(|reason| drop(on_lost.send(reason)))
+        .await?;
     let channel = store.names().channel();
-    client.batch_execute(&format!("LISTEN \"{}\"", channel.replace('"', "\"\""))).await?;
+    client
+        .batch_execute(&format!("LISTEN \"{}\"", channel.replace('"', "\"\"")))
+        .await?;
     // What was committed before LISTEN took effect rang for nobody.
     wake(claimer, false);
     let lost = async { is_lost.await.unwrap_or_else(|_| "closed".into()) };
@@ -172,7 +185,9 @@ async fn prove(
 ) -> Result<bool, StoreError> {
     let word = format!("{PROOF}{:016x}", rand::random::<u64>());
     let heard = async {
-        client.execute("SELECT pg_notify($1, $2)", &[&channel, &word]).await?;
+        client
+            .execute("SELECT pg_notify($1, $2)", &[&channel, &word])
+            .await?;
         while let Some(ring) = notifications.recv().await {
             if ring.payload() == word {
                 return Ok(true);
@@ -205,6 +220,6 @@ fn is_ring(payload: &str) -> bool {
 }
 
 fn wake(claimer: &Recipient<Wake>, peers: bool) {
-    // A full mailbox holds so much to do that a look follows anyway; the tick is the backstop.
+    // Refused only by a claimer that is gone.
     let _ = claimer.try_send(Wake { peers });
 }

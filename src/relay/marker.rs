@@ -186,7 +186,12 @@ pub struct ReturnTo(pub Recipient<Returned>);
 
 impl Marker {
     /// A marker with nothing to record.
-    pub fn new(store: Store, policy: Policy, totals: Arc<Totals>, exited: Recipient<Exited>) -> Self {
+    pub fn new(
+        store: Store,
+        policy: Policy,
+        totals: Arc<Totals>,
+        exited: Recipient<Exited>,
+    ) -> Self {
         Self {
             store,
             policy,
@@ -217,7 +222,9 @@ impl Marker {
                 Work::Release(held) => self.release(held, context),
             }
         } else if !self.confirmed.is_empty() {
-            let waited = self.confirmed_at.is_none_or(|since| since.elapsed() >= GATHER);
+            let waited = self
+                .confirmed_at
+                .is_none_or(|since| since.elapsed() >= GATHER);
             if waited || self.confirmed.len() >= ENOUGH || !self.flushing.is_empty() {
                 self.mark(context);
             } else if self.gathering.is_none() {
@@ -240,11 +247,15 @@ impl Marker {
         then: impl FnOnce(&mut Self, T, &mut Context<Self>) + 'static,
     ) {
         self.busy = true;
-        context.spawn(statement.into_actor(self).map(move |answer, actor, context| {
-            actor.busy = false;
-            then(actor, answer, context);
-            actor.step(context);
-        }));
+        context.spawn(
+            statement
+                .into_actor(self)
+                .map(move |answer, actor, context| {
+                    actor.busy = false;
+                    then(actor, answer, context);
+                    actor.step(context);
+                }),
+        );
     }
 
     fn mark(&mut self, context: &mut Context<Self>) {
@@ -255,28 +266,34 @@ impl Marker {
             let answer = reached(&store, &held, Statement::Published).await;
             (held, answer)
         };
-        self.run(context, marked, move |actor, (held, answer), context| match answer {
-            Ok(reached) => {
-                actor.well();
-                ::metrics::histogram!(metrics::MARK_SECONDS).record(began.elapsed());
-                let (done, rest) = partition(held, |held| reached.done.binary_search(&held.id.0).is_ok());
-                let (locked, lost) = partition(rest, |held| reached.locked.contains(&held.id.0));
-                count(&actor.totals.published, metrics::PUBLISHED, done.len());
-                actor.return_rows(&done, None);
-                actor.lost(&lost);
-                actor.rest(locked, context, |actor, locked| {
-                    for held in locked.into_iter().rev() {
+        self.run(
+            context,
+            marked,
+            move |actor, (held, answer), context| match answer {
+                Ok(reached) => {
+                    actor.well();
+                    ::metrics::histogram!(metrics::MARK_SECONDS).record(began.elapsed());
+                    let (done, rest) =
+                        partition(held, |held| reached.done.binary_search(&held.id.0).is_ok());
+                    let (locked, lost) =
+                        partition(rest, |held| reached.locked.contains(&held.id.0));
+                    count(&actor.totals.published, metrics::PUBLISHED, done.len());
+                    actor.return_rows(&done, None);
+                    actor.lost(&lost);
+                    actor.rest(locked, context, |actor, locked| {
+                        for held in locked.into_iter().rev() {
+                            actor.confirmed.push_front(held);
+                        }
+                    });
+                }
+                Err(error) => {
+                    for held in held.into_iter().rev() {
                         actor.confirmed.push_front(held);
                     }
-                });
-            }
-            Err(error) => {
-                for held in held.into_iter().rev() {
-                    actor.confirmed.push_front(held);
+                    actor.unwell(&error, context);
                 }
-                actor.unwell(&error, context);
-            }
-        });
+            },
+        );
     }
 
     /// The next batch: confirmed ids under one token.
@@ -284,7 +301,9 @@ impl Marker {
         let mut batch = Vec::with_capacity(self.confirmed.len().min(BATCH));
         while batch.len() < BATCH
             && let Some(next) = self.confirmed.front()
-            && batch.first().is_none_or(|first: &Held| Arc::ptr_eq(&first.token, &next.token))
+            && batch
+                .first()
+                .is_none_or(|first: &Held| Arc::ptr_eq(&first.token, &next.token))
         {
             batch.extend(self.confirmed.pop_front());
         }
@@ -331,30 +350,35 @@ impl Marker {
             };
             (failed, answer)
         };
-        self.run(context, recorded, |actor, (mut failed, answer), context| match answer {
-            Ok((recorded, released, locked)) => {
-                actor.well();
-                let (back, left) =
-                    partition(std::mem::take(&mut failed.later), |held| released.contains(&held.id.0));
-                count(&actor.totals.handed_back, metrics::HANDED_BACK, back.len());
-                actor.return_rows(&back, None);
-                if locked {
-                    failed.later = left;
-                    actor.rest(vec![failed], context, |actor, failed| {
-                        actor.work.extend(failed.into_iter().map(Work::Fail));
+        self.run(
+            context,
+            recorded,
+            |actor, (mut failed, answer), context| match answer {
+                Ok((recorded, released, locked)) => {
+                    actor.well();
+                    let (back, left) = partition(std::mem::take(&mut failed.later), |held| {
+                        released.contains(&held.id.0)
                     });
-                    return;
+                    count(&actor.totals.handed_back, metrics::HANDED_BACK, back.len());
+                    actor.return_rows(&back, None);
+                    if locked {
+                        failed.later = left;
+                        actor.rest(vec![failed], context, |actor, failed| {
+                            actor.work.extend(failed.into_iter().map(Work::Fail));
+                        });
+                        return;
+                    }
+                    actor.failed(&failed, recorded.as_ref());
+                    if !left.is_empty() {
+                        actor.work.push_front(Work::Release(left));
+                    }
                 }
-                actor.failed(&failed, recorded.as_ref());
-                if !left.is_empty() {
-                    actor.work.push_front(Work::Release(left));
+                Err(error) => {
+                    actor.work.push_front(Work::Fail(failed));
+                    actor.unwell(&error, context);
                 }
-            }
-            Err(error) => {
-                actor.work.push_front(Work::Fail(failed));
-                actor.unwell(&error, context);
-            }
-        });
+            },
+        );
     }
 
     fn failed(&mut self, failed: &Failed, recorded: Option<&Recorded>) {
@@ -372,7 +396,9 @@ impl Marker {
                 tracing::warn!(id, %aggregate, cause, %error, wait = ?recorded.wait, "failed attempt {attempts}");
             }
         }
-        let due_in = recorded.filter(|recorded| !recorded.dead).map(|recorded| recorded.wait);
+        let due_in = recorded
+            .filter(|recorded| !recorded.dead)
+            .map(|recorded| recorded.wait);
         self.return_rows(std::slice::from_ref(&failed.held), due_in);
     }
 
@@ -382,19 +408,26 @@ impl Marker {
             let answer = reached(&store, &held, Statement::Release).await;
             (held, answer)
         };
-        self.run(context, released, |actor, (held, answer), context| match answer {
-            Ok(reached) => {
-                actor.well();
-                let (locked, gone) = partition(held, |held| reached.locked.contains(&held.id.0));
-                count(&actor.totals.handed_back, metrics::HANDED_BACK, gone.len());
-                actor.return_rows(&gone, None);
-                actor.rest(locked, context, |actor, locked| actor.work.push_back(Work::Release(locked)));
-            }
-            Err(error) => {
-                actor.work.push_front(Work::Release(held));
-                actor.unwell(&error, context);
-            }
-        });
+        self.run(
+            context,
+            released,
+            |actor, (held, answer), context| match answer {
+                Ok(reached) => {
+                    actor.well();
+                    let (locked, gone) =
+                        partition(held, |held| reached.locked.contains(&held.id.0));
+                    count(&actor.totals.handed_back, metrics::HANDED_BACK, gone.len());
+                    actor.return_rows(&gone, None);
+                    actor.rest(locked, context, |actor, locked| {
+                        actor.work.push_back(Work::Release(locked))
+                    });
+                }
+                Err(error) => {
+                    actor.work.push_front(Work::Release(held));
+                    actor.unwell(&error, context);
+                }
+            },
+        );
     }
 
     /// Rows that somebody holds locked are tried again after a while, without waiting for the lock.
@@ -463,7 +496,11 @@ struct Reached {
 }
 
 /// Runs the statement for each token among the rows; what it missed is asked for.
-async fn reached(store: &Store, held: &[Held], statement: Statement) -> Result<Reached, StoreError> {
+async fn reached(
+    store: &Store,
+    held: &[Held],
+    statement: Statement,
+) -> Result<Reached, StoreError> {
     let mut reached = Reached {
         done: Vec::with_capacity(held.len()),
         locked: Vec::new(),
@@ -477,7 +514,9 @@ async fn reached(store: &Store, held: &[Held], statement: Statement) -> Result<R
         };
         if done.len() < ids.len() {
             let missed: Vec<i64> = ids.into_iter().filter(|id| !done.contains(id)).collect();
-            reached.locked.extend(store.still_claimed(&missed, token).await?);
+            reached
+                .locked
+                .extend(store.still_claimed(&missed, token).await?);
         }
         reached.done.extend(done);
     }
@@ -494,7 +533,8 @@ impl Actor for Marker {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        context.set_mailbox_capacity(65_536);
+        // Without a bound of its own: credits are the bound, and a refused message would be a lost row.
+        context.set_mailbox_capacity(0);
     }
 
     fn stopped(&mut self, _: &mut Self::Context) {

@@ -54,7 +54,13 @@ pub struct Relay {
 
 impl Relay {
     /// Starts a relay on the present actix system. `once`: one pass over what is due, then the end.
-    pub fn start(store: Store, config: Arc<Config>, replica: String, sink: Arc<dyn Sink>, once: bool) -> Self {
+    pub fn start(
+        store: Store,
+        config: Arc<Config>,
+        replica: String,
+        sink: Arc<dyn Sink>,
+        once: bool,
+    ) -> Self {
         let (ended_sender, ended) = oneshot::channel();
         let supervisor = Supervisor::new(store, config, replica, once, sink, ended_sender).start();
         Self { supervisor, ended }

@@ -5,7 +5,7 @@
 //! Invariants:
 //! - At most one delivery of an aggregate is in flight, and deliveries of an aggregate leave in the
 //!   order in which they came in.
-//! - At most `window` deliveries are in flight; exactly one while there are suspects.
+//! - At most `window` deliveries are in flight; a suspect is sent only alone.
 //! - Every delivery that came in leaves exactly once: confirmed, failed, or given back.
 
 use std::collections::{HashMap, VecDeque};
@@ -31,6 +31,8 @@ pub struct PartitionQueue {
     /// Unconfirmed when the broker closed the channel: sent again one at a time, to find out whose
     /// fault it was. Their aggregates wait.
     suspects: VecDeque<Delivery>,
+    /// A suspect is in flight: nothing may be beside it.
+    alone: bool,
     waiting: usize,
 }
 
@@ -43,6 +45,7 @@ impl PartitionQueue {
             ready: VecDeque::new(),
             in_flight: HashMap::new(),
             suspects: VecDeque::new(),
+            alone: false,
             waiting: 0,
         }
     }
@@ -53,23 +56,24 @@ impl PartitionQueue {
             behind.push_back(delivery);
             self.waiting += 1;
         } else {
-            self.aggregates.insert(delivery.event.key.clone(), VecDeque::new());
+            self.aggregates
+                .insert(delivery.event.key.clone(), VecDeque::new());
             self.ready.push_back(delivery);
         }
     }
 
     /// The next delivery to send now, if any may go. It is in flight from here on.
     pub fn next_to_send(&mut self) -> Option<Delivery> {
-        let delivery = if self.suspects.is_empty() {
-            if self.in_flight.len() >= self.window {
-                return None;
-            }
+        self.alone &= !self.in_flight.is_empty();
+        let delivery = if self.alone || (!self.suspects.is_empty() && !self.in_flight.is_empty()) {
+            return None;
+        } else if let Some(suspect) = self.suspects.pop_front() {
+            self.alone = true;
+            suspect
+        } else if self.in_flight.len() < self.window {
             self.ready.pop_front()?
         } else {
-            if !self.in_flight.is_empty() {
-                return None;
-            }
-            self.suspects.pop_front()?
+            return None;
         };
         self.in_flight.insert(delivery.event.id, delivery.clone());
         Some(delivery)
@@ -85,7 +89,10 @@ impl PartitionQueue {
     /// A delivery in flight failed: it and what waits behind it leave.
     pub fn failed(&mut self, id: EventId) -> Option<(Delivery, Vec<Delivery>)> {
         let delivery = self.in_flight.remove(&id)?;
-        let later = self.aggregates.remove(&delivery.event.key).unwrap_or_default();
+        let later = self
+            .aggregates
+            .remove(&delivery.event.key)
+            .unwrap_or_default();
         self.waiting -= later.len();
         Some((delivery, later.into()))
     }
@@ -208,7 +215,9 @@ mod tests {
     }
 
     fn sent(queue: &mut PartitionQueue) -> Vec<i64> {
-        std::iter::from_fn(|| queue.next_to_send()).map(|delivery| delivery.event.id.0).collect()
+        std::iter::from_fn(|| queue.next_to_send())
+            .map(|delivery| delivery.event.id.0)
+            .collect()
     }
 
     #[test]
@@ -252,7 +261,10 @@ mod tests {
         assert_eq!(sent(&mut queue), [1, 3]);
         let (failed, later) = queue.failed(EventId(1)).expect("in flight");
         assert_eq!(failed.event.id.0, 1);
-        assert_eq!(later.iter().map(|d| d.event.id.0).collect::<Vec<_>>(), [2, 4]);
+        assert_eq!(
+            later.iter().map(|d| d.event.id.0).collect::<Vec<_>>(),
+            [2, 4]
+        );
         assert_eq!(sent(&mut queue), [0i64; 0]);
         assert!(queue.failed(EventId(1)).is_none(), "once only");
     }
@@ -274,7 +286,7 @@ mod tests {
         assert_eq!(sent(&mut queue), [2]);
         let (failed, later) = queue.failed(EventId(2)).expect("in flight");
         assert_eq!((failed.event.id.0, later.len()), (2, 0));
-        assert_eq!(sent(&mut queue), [3]);
+        assert_eq!(sent(&mut queue), [3], "the last one, too, is alone");
         queue.confirmed(EventId(3));
         assert_eq!(sent(&mut queue), [5, 4]);
     }
@@ -283,7 +295,12 @@ mod tests {
     fn void_claims_leave_and_the_others_stay_in_order() {
         let (old, new) = (token(), token());
         let mut queue = PartitionQueue::new(1);
-        for (id, aggregate, token) in [(1, "a", &old), (2, "b", &old), (3, "b", &new), (4, "b", &new)] {
+        for (id, aggregate, token) in [
+            (1, "a", &old),
+            (2, "b", &old),
+            (3, "b", &new),
+            (4, "b", &new),
+        ] {
             queue.push(delivery(id, aggregate, token));
         }
         assert_eq!(sent(&mut queue), [1]);

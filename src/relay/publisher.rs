@@ -123,7 +123,9 @@ impl Publisher {
         let sink = self.sink.clone();
         // A task of its own: a panic in it ends the lane and not this actor.
         actix_rt::spawn(async move { sink.run_lane(lane).await });
-        context.add_stream(futures_util::stream::poll_fn(move |task| settlements.poll_recv(task)));
+        context.add_stream(futures_util::stream::poll_fn(move |task| {
+            settlements.poll_recv(task)
+        }));
     }
 
     /// Sends what may go.
@@ -136,10 +138,14 @@ impl Publisher {
             // The lane's queue is as long as the window, so only a lane that ended refuses.
             if lane.try_send(delivery).is_err() {
                 self.lane = None;
-                self.failed(id, SinkError::new(Cause::Unreachable, "the lane to the broker ended"));
+                self.failed(
+                    id,
+                    SinkError::new(Cause::Unreachable, "the lane to the broker ended"),
+                );
             }
         }
-        if self.queue.in_flight_len() == 0 && self.queue.waiting_len() == 0
+        if self.queue.in_flight_len() == 0
+            && self.queue.waiting_len() == 0
             && let Some(drained) = self.drained.take()
         {
             let _ = drained.send(());
@@ -155,14 +161,19 @@ impl Publisher {
         match outcome {
             Outcome::Drop => {
                 if let Some(delivery) = self.queue.dropped(id) {
-                    self.tell(Dropped { held: vec![Held::of(&delivery)] });
+                    self.tell(Dropped {
+                        held: vec![Held::of(&delivery)],
+                    });
                 }
             }
             Outcome::Isolate => self.queue.suspected(id),
             Outcome::HandBack => {
                 if let Some((delivery, later)) = self.queue.failed(id) {
                     tracing::debug!(id = id.0, error = %error, "handed back");
-                    let held = std::iter::once(&delivery).chain(&later).map(Held::of).collect();
+                    let held = std::iter::once(&delivery)
+                        .chain(&later)
+                        .map(Held::of)
+                        .collect();
                     self.tell(HandBack { held });
                 }
             }
@@ -191,11 +202,9 @@ impl Publisher {
         M: Message<Result = ()> + Send + 'static,
         Marker: Handler<M>,
     {
-        // Credits bound what can be under way, and the marker's mailbox is larger than that. A marker
-        // that is gone takes the whole generation, this actor too, with it.
-        if self.marker.try_send(message).is_err() {
-            tracing::error!(partition = self.partition, "the marker takes no more although credits are bounded");
-        }
+        // Refused only by a marker that is gone, which takes the whole generation, this actor too,
+        // with it.
+        self.marker.try_send(message).ok();
     }
 }
 
@@ -203,12 +212,17 @@ impl Actor for Publisher {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        context.set_mailbox_capacity(4096);
+        // Without a bound of its own: credits are the bound, and a refused message would be a lost row.
+        context.set_mailbox_capacity(0);
         self.start_lane(context);
     }
 
     fn stopped(&mut self, _: &mut Self::Context) {
-        Exited::report(&self.exited, Child::Publisher(self.partition), self.stopping);
+        Exited::report(
+            &self.exited,
+            Child::Publisher(self.partition),
+            self.stopping,
+        );
     }
 }
 
@@ -242,12 +256,22 @@ impl StreamHandler<Vec<Settlement>> for Publisher {
     /// The lane has ended, and everything it settled has been handled.
     fn finished(&mut self, context: &mut Self::Context) {
         self.lane = None;
-        let lost: Vec<_> = self.queue.in_flight().map(|delivery| delivery.event.id).collect();
+        let lost: Vec<_> = self
+            .queue
+            .in_flight()
+            .map(|delivery| delivery.event.id)
+            .collect();
         for id in lost {
-            self.failed(id, SinkError::new(Cause::Unreachable, "the lane to the broker ended"));
+            self.failed(
+                id,
+                SinkError::new(Cause::Unreachable, "the lane to the broker ended"),
+            );
         }
         if !self.stopping && !self.draining {
-            tracing::warn!(partition = self.partition, "the lane to the broker ended, starting another");
+            tracing::warn!(
+                partition = self.partition,
+                "the lane to the broker ended, starting another"
+            );
             context.run_later(LANE_PAUSE, |actor, context| {
                 actor.start_lane(context);
                 actor.pump();
@@ -313,10 +337,14 @@ impl Handler<Kill> for Publisher {
         self.give_back();
         let out: Vec<Delivery> = self.queue.in_flight().cloned().collect();
         if !out.is_empty() {
-            self.tell(HandBack { held: out.iter().map(Held::of).collect() });
+            self.tell(HandBack {
+                held: out.iter().map(Held::of).collect(),
+            });
         }
         context.stop();
-        out.iter().map(|delivery| format!("{} ({})", delivery.event.id, delivery.event.key)).collect()
+        out.iter()
+            .map(|delivery| format!("{} ({})", delivery.event.id, delivery.event.key))
+            .collect()
     }
 }
 

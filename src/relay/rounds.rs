@@ -98,7 +98,10 @@ impl Rounds {
 
     /// How many buckets we own and mean to keep.
     pub fn kept(&self) -> usize {
-        self.buckets.iter().filter(|bucket| bucket.owned && !bucket.leaving).count()
+        self.buckets
+            .iter()
+            .filter(|bucket| bucket.owned && !bucket.leaving)
+            .count()
     }
 
     /// Stops claiming in some buckets, those with the least in hand first, until `keep` are left.
@@ -157,7 +160,9 @@ impl Rounds {
                 bucket.cursor = None;
             }
         }
-        let limit = self.batch_size.min(self.most_in_hand.saturating_sub(self.in_hand));
+        let limit = self
+            .batch_size
+            .min(self.most_in_hand.saturating_sub(self.in_hand));
         if limit == 0 {
             return None;
         }
@@ -171,7 +176,9 @@ impl Rounds {
         self.visits = (limit * LOOK_AHEAD)
             .div_ceil(walked.len() * self.rows_per_aggregate)
             .clamp(1, MOST_VISITS);
-        let cursors = walked.iter().map(|number| self.buckets[*number].cursor.clone().unwrap_or_default());
+        let cursors = walked
+            .iter()
+            .map(|number| self.buckets[*number].cursor.clone().unwrap_or_default());
         let (after_types, after_ids) = cursors.unzip();
         Some(ClaimRequest {
             buckets: walked.iter().map(|number| int(*number)).collect(),
@@ -202,9 +209,17 @@ impl Rounds {
 
     /// Takes in what a claim found. `request` is what [`Self::next_claim`] asked for.
     pub fn claimed(&mut self, request: &ClaimRequest, answer: &ClaimAnswer) {
-        let visits: BTreeMap<u8, _> = answer.visits.iter().map(|visit| (visit.bucket, visit)).collect();
+        let visits: BTreeMap<u8, _> = answer
+            .visits
+            .iter()
+            .map(|visit| (visit.bucket, visit))
+            .collect();
         let mut exhausted = true;
-        for number in request.buckets.iter().filter_map(|bucket| u8::try_from(*bucket).ok()) {
+        for number in request
+            .buckets
+            .iter()
+            .filter_map(|bucket| u8::try_from(*bucket).ok())
+        {
             let bucket = &mut self.buckets[usize::from(number)];
             match visits.get(&number) {
                 Some(visit) if visit.visited >= request.visits => {
@@ -258,7 +273,6 @@ impl Rounds {
 fn int(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
-
 
 #[cfg(test)]
 mod tests {
@@ -324,7 +338,10 @@ mod tests {
         };
         rounds.claimed(&request, &answer);
         let next = rounds.next_claim().expect("the rest of the round");
-        assert_eq!((next.after_types[0].as_str(), next.after_ids[0].as_str()), ("t", "x\u{1}"));
+        assert_eq!(
+            (next.after_types[0].as_str(), next.after_ids[0].as_str()),
+            ("t", "x\u{1}")
+        );
         rounds.claimed(&next, &ClaimAnswer::default());
         assert_eq!(rounds.next_claim(), None);
     }
@@ -350,18 +367,27 @@ mod tests {
         let mut rounds = Rounds::new(2, 500, 100);
         rounds.set_owned(&all());
         let request = rounds.next_claim().expect("a claim");
-        assert_eq!((request.limit, request.rooms.as_slice()), (100, [100, 100].as_slice()));
+        assert_eq!(
+            (request.limit, request.rooms.as_slice()),
+            (100, [100, 100].as_slice())
+        );
         // All of partition 0 (even buckets).
         rounds.claimed(&request, &found((0..60).map(|id| row(id, 2)).collect()));
         rounds.wake();
         let request = rounds.next_claim().expect("a claim");
-        assert_eq!((request.limit, request.rooms.as_slice()), (40, [40, 100].as_slice()));
+        assert_eq!(
+            (request.limit, request.rooms.as_slice()),
+            (40, [40, 100].as_slice())
+        );
         rounds.claimed(&request, &found((60..100).map(|id| row(id, 2)).collect()));
         rounds.wake();
         assert_eq!(rounds.next_claim(), None, "no room at all");
         rounds.returned(&[2; 50]);
         let request = rounds.next_claim().expect("room again");
-        assert_eq!((request.limit, request.rooms.as_slice()), (50, [50, 100].as_slice()));
+        assert_eq!(
+            (request.limit, request.rooms.as_slice()),
+            (50, [50, 100].as_slice())
+        );
     }
 
     #[test]
@@ -375,9 +401,19 @@ mod tests {
         assert!(request.buckets.iter().all(|bucket| bucket % 4 != 1));
         rounds.claimed(&request, &ClaimAnswer::default());
         assert_eq!(rounds.next_claim(), None);
-        assert!(!rounds.is_idle(), "buckets of the full partition are still to be walked");
+        assert!(
+            !rounds.is_idle(),
+            "buckets of the full partition are still to be walked"
+        );
         rounds.returned(&[1; 50]);
-        assert!(rounds.next_claim().expect("a claim").buckets.iter().all(|bucket| bucket % 4 == 1));
+        assert!(
+            rounds
+                .next_claim()
+                .expect("a claim")
+                .buckets
+                .iter()
+                .all(|bucket| bucket % 4 == 1)
+        );
     }
 
     #[test]

@@ -224,8 +224,13 @@ impl Supervisor {
             max_attempts: self.config.retry.max_attempts,
             backoff: self.config.retry.backoff,
         };
-        let marker =
-            Marker::new(self.store.clone(), policy, self.totals.clone(), me.clone().recipient()).start();
+        let marker = Marker::new(
+            self.store.clone(),
+            policy,
+            self.totals.clone(),
+            me.clone().recipient(),
+        )
+        .start();
         let links = publisher::Links {
             marker: marker.clone(),
             trouble: me.clone().recipient(),
@@ -233,7 +238,9 @@ impl Supervisor {
             exited: me.clone().recipient(),
         };
         let publishers: Vec<_> = (0..relay.partitions)
-            .map(|partition| Publisher::new(partition, relay.window, self.sink.clone(), links.clone()).start())
+            .map(|partition| {
+                Publisher::new(partition, relay.window, self.sink.clone(), links.clone()).start()
+            })
             .collect();
         let settings = claimer::Settings {
             replica: self.replica.clone(),
@@ -260,7 +267,9 @@ impl Supervisor {
             self.hearing.clone(),
         )
         .start();
-        claimer.try_send(Ready(self.breaker.state() == &State::Closed)).ok();
+        claimer
+            .try_send(Ready(self.breaker.state() == &State::Closed))
+            .ok();
         self.generation = Some(Generation {
             listener,
             claimer,
@@ -280,7 +289,11 @@ impl Supervisor {
         self.restarts += 1;
         ::metrics::counter!(metrics::RESTARTS).increment(1);
         if self.rebuilds.len() > MOST_REBUILDS {
-            self.end(Vec::new(), Some("its actors died again and again".into()), context);
+            self.end(
+                Vec::new(),
+                Some("its actors died again and again".into()),
+                context,
+            );
             return;
         }
         let pause = REBUILD_PAUSE * u32::try_from(self.rebuilds.len()).unwrap_or(1);
@@ -305,7 +318,10 @@ impl Supervisor {
     // ---- the breaker ---------------------------------------------------------------------------
 
     fn opened(&mut self, context: &mut Context<Self>) {
-        tracing::error!(reason = self.breaker.reason(), "breaker open, nothing is sent");
+        tracing::error!(
+            reason = self.breaker.reason(),
+            "breaker open, nothing is sent"
+        );
         if let Some(generation) = &self.generation {
             generation.claimer.try_send(Ready(false)).ok();
             for publisher in &generation.publishers {
@@ -329,14 +345,16 @@ impl Supervisor {
         }
         self.show_breaker();
         let sink = self.sink.clone();
-        context.spawn(async move { sink.probe().await }.into_actor(self).map(|probed, actor, context| {
-            actor.probed(probed.map_err(|error| error.message), context);
-        }));
+        context.spawn(async move { sink.probe().await }.into_actor(self).map(
+            |probed, actor, context| {
+                actor.probed(probed.map_err(|error| error.message), context);
+            },
+        ));
     }
 
     fn probed(&mut self, probed: Result<(), String>, context: &mut Context<Self>) {
         let before = self.breaker.reason().map(str::to_owned);
-        let answer = probed.as_ref().map(|()| ()).map_err(String::as_str);
+        let answer = probed.as_ref().copied().map_err(String::as_str);
         if self.breaker.probed(answer, Instant::now()) {
             tracing::info!(sink = self.sink.name(), "breaker closed, delivering");
             if let Some(generation) = &self.generation {
@@ -347,7 +365,11 @@ impl Supervisor {
                 tracing::error!(reason, "not ready to publish, nothing is claimed");
             }
             if self.once {
-                self.end(Vec::new(), Some(format!("{reason} Nothing was claimed.")), context);
+                self.end(
+                    Vec::new(),
+                    Some(format!("{reason} Nothing was claimed.")),
+                    context,
+                );
                 return;
             }
         }
@@ -367,13 +389,17 @@ impl Supervisor {
 
     fn lag(&mut self, context: &mut Context<Self>) {
         let store = self.store.clone();
-        context.spawn(async move { store.lag().await }.into_actor(self).map(|lag, _, context| {
-            match lag {
-                Ok(lag) => show_lag(&lag),
-                Err(error) => tracing::debug!(%error, "lag could not be looked up"),
-            }
-            context.run_later(LAG_EVERY, Self::lag);
-        }));
+        context.spawn(
+            async move { store.lag().await }
+                .into_actor(self)
+                .map(|lag, _, context| {
+                    match lag {
+                        Ok(lag) => show_lag(&lag),
+                        Err(error) => tracing::debug!(%error, "lag could not be looked up"),
+                    }
+                    context.run_later(LAG_EVERY, Self::lag);
+                }),
+        );
     }
 
     // ---- the end -------------------------------------------------------------------------------
@@ -393,7 +419,12 @@ impl Supervisor {
         }));
     }
 
-    fn end(&mut self, unconfirmed: Vec<String>, error: Option<String>, context: &mut Context<Self>) {
+    fn end(
+        &mut self,
+        unconfirmed: Vec<String>,
+        error: Option<String>,
+        context: &mut Context<Self>,
+    ) {
         self.ending = true;
         let Some(ended) = self.ended.take() else {
             return;
@@ -408,15 +439,23 @@ impl Supervisor {
             error,
         };
         let sink = self.sink.clone();
-        context.spawn(async move { sink.close().await }.into_actor(self).map(|(), _, context| {
-            let _ = ended.send(ending);
-            context.stop();
-        }));
+        context.spawn(
+            async move { sink.close().await }
+                .into_actor(self)
+                .map(|(), _, context| {
+                    let _ = ended.send(ending);
+                    context.stop();
+                }),
+        );
     }
 }
 
 fn show_lag(lag: &Lag) {
-    let age = lag.oldest.as_ref().and_then(|oldest| oldest.age_seconds).unwrap_or(0.0);
+    let age = lag
+        .oldest
+        .as_ref()
+        .and_then(|oldest| oldest.age_seconds)
+        .unwrap_or(0.0);
     ::metrics::gauge!(metrics::OLDEST_PENDING_SECONDS).set(age);
     ::metrics::gauge!(metrics::PENDING).set(lag.pending as f64);
     ::metrics::gauge!(metrics::DEAD).set(lag.dead as f64);
@@ -428,17 +467,28 @@ async fn drain(generation: Generation, grace: Duration) -> Vec<String> {
     let publish_deadline = deadline - MOST_FOR_MARKS.min(grace / 4);
     generation.listener.try_send(listener::Drain).ok();
     let _ = timeout_at(publish_deadline, generation.claimer.send(claimer::Drain)).await;
-    let publishers = generation.publishers.iter().map(|publisher| publisher.send(publisher::Drain));
+    let publishers = generation
+        .publishers
+        .iter()
+        .map(|publisher| publisher.send(publisher::Drain));
     let _ = timeout_at(publish_deadline, join_all(publishers)).await;
     let mut unconfirmed = Vec::new();
     for publisher in &generation.publishers {
         unconfirmed.extend(publisher.send(Kill).await.unwrap_or_default());
     }
     for event in &unconfirmed {
-        tracing::warn!(event, "its confirm was outstanding at the stop: a duplicate is possible");
+        tracing::warn!(
+            event,
+            "its confirm was outstanding at the stop: a duplicate is possible"
+        );
     }
-    if timeout_at(deadline, generation.marker.send(Flush)).await.is_err() {
-        tracing::warn!("not everything could be recorded within the grace time: its rows wait for the lease");
+    if timeout_at(deadline, generation.marker.send(Flush))
+        .await
+        .is_err()
+    {
+        tracing::warn!(
+            "not everything could be recorded within the grace time: its rows wait for the lease"
+        );
     }
     let _ = timeout_at(deadline, generation.claimer.send(Leave)).await;
     let _ = timeout(ABANDON_TIMEOUT, generation.claimer.send(Abandon)).await;
@@ -450,7 +500,8 @@ impl Actor for Supervisor {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        context.set_mailbox_capacity(4096);
+        // Reports of children must not be refused; there are at most as many as confirms.
+        context.set_mailbox_capacity(0);
         let changes = futures_util::stream::unfold(self.sink.transport(), |mut transport| async {
             transport.changed().await.ok()?;
             let now = transport.borrow_and_update().clone();
@@ -545,7 +596,10 @@ impl Handler<Observe> for Supervisor {
             ..View::default()
         };
         let ending = self.ending;
-        let claimer = self.generation.as_ref().map(|generation| generation.claimer.clone());
+        let claimer = self
+            .generation
+            .as_ref()
+            .map(|generation| generation.claimer.clone());
         Box::pin(async move {
             if let Some(claimer) = claimer {
                 view.claimer = claimer.send(claimer::Observe).await.unwrap_or_default();
@@ -553,9 +607,15 @@ impl Handler<Observe> for Supervisor {
             let checks = [
                 (ending, "stopping"),
                 (view.breaker != "closed", "broker"),
-                (view.claimer.token.is_none() || view.claimer.trouble.is_some(), "database"),
+                (
+                    view.claimer.token.is_none() || view.claimer.trouble.is_some(),
+                    "database",
+                ),
             ];
-            view.reasons = checks.into_iter().filter_map(|(wrong, reason)| wrong.then_some(reason)).collect();
+            view.reasons = checks
+                .into_iter()
+                .filter_map(|(wrong, reason)| wrong.then_some(reason))
+                .collect();
             view.ready = view.reasons.is_empty();
             view
         })

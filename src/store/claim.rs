@@ -88,8 +88,10 @@ impl Session {
             // Polled in this order, so sent in this order; answers come back in it, too. After a
             // failed statement COMMIT rolls back.
             let (begun, buckets, rows, committed) = future::join4(
-                self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
-                self.client.query(&self.statements.claim_buckets, &[&number]),
+                self.client
+                    .batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
+                self.client
+                    .query(&self.statements.claim_buckets, &[&number]),
                 self.client.query(
                     &statement,
                     &[
@@ -120,7 +122,8 @@ impl Session {
 }
 
 fn bucket_of(row: &Row, column: usize) -> u8 {
-    u8::try_from(row.get::<_, i32>(column)).expect("a CHECK and the bucket function keep buckets in 0..64")
+    u8::try_from(row.get::<_, i32>(column))
+        .expect("a CHECK and the bucket function keep buckets in 0..64")
 }
 
 fn read_answer(buckets: &[Row], rows: &[Row]) -> ClaimAnswer {

@@ -51,10 +51,15 @@ pub struct Connector {
 }
 
 impl Connector {
-    pub(super) fn new(url: &Secret, application_name: &str, session_sql: String) -> Result<Self, StoreError> {
+    pub(super) fn new(
+        url: &Secret,
+        application_name: &str,
+        session_sql: String,
+    ) -> Result<Self, StoreError> {
         let (url, verify) = split_ssl_mode(url.expose());
-        let mut config = tokio_postgres::Config::from_str(&url)
-            .map_err(|_| StoreError::Shape("database.url is no PostgreSQL connection string".into()))?;
+        let mut config = tokio_postgres::Config::from_str(&url).map_err(|_| {
+            StoreError::Shape("database.url is no PostgreSQL connection string".into())
+        })?;
         if config.get_application_name().is_none() {
             config.application_name(application_name);
         }
@@ -184,7 +189,12 @@ impl ServerCertVerifier for Unverified {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+        verify_tls12_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -193,7 +203,12 @@ impl ServerCertVerifier for Unverified {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -208,9 +223,18 @@ mod tests {
     #[test]
     fn only_the_verifying_modes_verify() {
         let with = |mode: &str| split_ssl_mode(&format!("postgres://u@h/d?sslmode={mode}"));
-        assert_eq!(with("verify-full"), ("postgres://u@h/d?sslmode=require".to_owned(), true));
-        assert_eq!(with("verify-ca"), ("postgres://u@h/d?sslmode=require".to_owned(), true));
-        assert_eq!(with("require"), ("postgres://u@h/d?sslmode=require".to_owned(), false));
+        assert_eq!(
+            with("verify-full"),
+            ("postgres://u@h/d?sslmode=require".to_owned(), true)
+        );
+        assert_eq!(
+            with("verify-ca"),
+            ("postgres://u@h/d?sslmode=require".to_owned(), true)
+        );
+        assert_eq!(
+            with("require"),
+            ("postgres://u@h/d?sslmode=require".to_owned(), false)
+        );
         assert!(!split_ssl_mode("host=h user=u").1);
     }
 }

@@ -69,7 +69,9 @@ impl Store {
     /// When the database does not answer or refuses.
     pub async fn lag(&self) -> Result<Lag, StoreError> {
         let rows = self.query(&self.queries.lag, &[&MOST_COUNTED]).await?;
-        let row = rows.first().ok_or_else(|| StoreError::Unavailable("the lag query answered no row".into()))?;
+        let row = rows
+            .first()
+            .ok_or_else(|| StoreError::Unavailable("the lag query answered no row".into()))?;
         let oldest = row.get::<_, Option<i64>>("id").map(|id| OldestEvent {
             id,
             aggregate_type: row.get("aggregate_type"),
@@ -93,7 +95,9 @@ impl Store {
     /// # Errors
     /// When the database does not answer or refuses.
     pub async fn replicas(&self) -> Result<Vec<ReplicaStatus>, StoreError> {
-        let rows = self.query(&self.queries.replicas, &[&TOKEN_LOCK_CLASS]).await?;
+        let rows = self
+            .query(&self.queries.replicas, &[&TOKEN_LOCK_CLASS])
+            .await?;
         Ok(rows
             .iter()
             .map(|row| ReplicaStatus {
@@ -122,7 +126,8 @@ fn waits_for(row: &tokio_postgres::Row) -> String {
         return "its next_attempt_at is infinite: it is never due".to_owned();
     }
     if due_in > 0.0 {
-        let wait = humantime::format_duration(Duration::from_secs(due_in.ceil().clamp(1.0, 1e12) as u64));
+        let wait =
+            humantime::format_duration(Duration::from_secs(due_in.ceil().clamp(1.0, 1e12) as u64));
         return if attempts > 0 {
             format!("it failed {attempts} time(s) and is tried again in {wait}")
         } else {

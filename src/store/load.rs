@@ -22,7 +22,10 @@ impl Store {
         let mut loaded = loaded.into_iter().peekable();
         let mut events = Vec::with_capacity(rows.len());
         for claimed in rows {
-            while loaded.next_if(|row| row.get::<_, i64>(0) < claimed.id.0).is_some() {}
+            while loaded
+                .next_if(|row| row.get::<_, i64>(0) < claimed.id.0)
+                .is_some()
+            {}
             let Some(row) = loaded.next_if(|row| row.get::<_, i64>(0) == claimed.id.0) else {
                 continue;
             };
@@ -38,7 +41,9 @@ impl Store {
                 correlation_id: row.get(4),
                 event_id: row.get(5),
                 attempts: row.get(6),
-                created_at: created_at.filter(|seconds| *seconds >= 0.0).map(whole_seconds),
+                created_at: created_at
+                    .filter(|seconds| *seconds >= 0.0)
+                    .map(whole_seconds),
                 age: age.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
                 loaded: now,
             });

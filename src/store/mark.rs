@@ -41,7 +41,9 @@ impl Store {
     /// # Errors
     /// When the database does not answer or refuses: nothing is known, try again.
     pub async fn mark_published(&self, ids: &[i64], token: &str) -> Result<Vec<i64>, StoreError> {
-        let rows = self.query(&self.queries.mark_published, &[&ids, &token]).await?;
+        let rows = self
+            .query(&self.queries.mark_published, &[&ids, &token])
+            .await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
@@ -55,7 +57,9 @@ impl Store {
         failure: &Failure,
         token: &str,
     ) -> Result<(Option<Failed>, Vec<i64>), StoreError> {
-        let max_attempts = failure.max_attempts.map(|most| i32::try_from(most).unwrap_or(i32::MAX));
+        let max_attempts = failure
+            .max_attempts
+            .map(|most| i32::try_from(most).unwrap_or(i32::MAX));
         // PostgreSQL's text takes every character but NUL.
         let error = failure.error.replace('\0', "");
         let rows = self
@@ -83,7 +87,8 @@ impl Store {
             failed = Some(Failed {
                 attempts: row.get(2),
                 dead: status == "dead",
-                wait: Duration::try_from_secs_f64(row.get::<_, f64>(3).max(0.0)).unwrap_or_default(),
+                wait: Duration::try_from_secs_f64(row.get::<_, f64>(3).max(0.0))
+                    .unwrap_or_default(),
             });
         }
         Ok((failed, released))
@@ -103,7 +108,9 @@ impl Store {
     /// # Errors
     /// When the database does not answer or refuses.
     pub async fn still_claimed(&self, ids: &[i64], token: &str) -> Result<Vec<i64>, StoreError> {
-        let rows = self.query(&self.queries.still_claimed, &[&ids, &token]).await?;
+        let rows = self
+            .query(&self.queries.still_claimed, &[&ids, &token])
+            .await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 }

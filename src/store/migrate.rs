@@ -16,16 +16,31 @@ use super::shape::{Found, check_adoptable};
 use super::{MIGRATE_LOCK_CLASS, Names, Store, StoreError};
 
 /// The numbered migrations. Never edited once released.
-const MIGRATIONS: &[(&str, &str)] = &[("V1__outbox", include_str!("../../sql/migrations/0001_outbox.sql"))];
+const MIGRATIONS: &[(&str, &str)] = &[(
+    "V1__outbox",
+    include_str!("../../sql/migrations/0001_outbox.sql"),
+)];
 
 /// Name (after the table's) and text of each index.
 pub(super) const INDEXES: &[(&str, &str)] = &[
     ("claim", include_str!("../../sql/indexes/outbox_claim.sql")),
-    ("claimed", include_str!("../../sql/indexes/outbox_claimed.sql")),
-    ("holding", include_str!("../../sql/indexes/outbox_holding.sql")),
+    (
+        "claimed",
+        include_str!("../../sql/indexes/outbox_claimed.sql"),
+    ),
+    (
+        "holding",
+        include_str!("../../sql/indexes/outbox_holding.sql"),
+    ),
     ("due", include_str!("../../sql/indexes/outbox_due.sql")),
-    ("oldest", include_str!("../../sql/indexes/outbox_oldest.sql")),
-    ("published", include_str!("../../sql/indexes/outbox_published.sql")),
+    (
+        "oldest",
+        include_str!("../../sql/indexes/outbox_oldest.sql"),
+    ),
+    (
+        "published",
+        include_str!("../../sql/indexes/outbox_published.sql"),
+    ),
 ];
 
 /// An INSERT that queues behind our DDL waits no longer than this.
@@ -92,7 +107,11 @@ impl Store {
         let table = self.names.display();
         check_adoptable(&found, &table)?;
         let has_history = self.has_history(&client).await?;
-        let from = if has_history { schema_version(&client, &self.names).await? } else { 0 };
+        let from = if has_history {
+            schema_version(&client, &self.names).await?
+        } else {
+            0
+        };
         if from > latest_version() {
             check_version(from, &table)?;
         }
@@ -144,7 +163,10 @@ impl Store {
 
     async fn run_numbered(&self, client: &mut Client) -> Result<(), StoreError> {
         client
-            .batch_execute(&format!("CREATE SCHEMA IF NOT EXISTS {}", super::quote_identifier(&self.names.schema)))
+            .batch_execute(&format!(
+                "CREATE SCHEMA IF NOT EXISTS {}",
+                super::quote_identifier(&self.names.schema)
+            ))
             .await?;
         for attempt in 1.. {
             match self.runner()?.run_async(client).await {
@@ -154,7 +176,10 @@ impl Store {
                     if !error.is_lock_timeout() || attempt >= LOCK_TRIES {
                         return Err(error);
                     }
-                    tracing::info!(attempt, "table is locked by a long transaction, trying again");
+                    tracing::info!(
+                        attempt,
+                        "table is locked by a long transaction, trying again"
+                    );
                     tokio::time::sleep(LOCK_PAUSE).await;
                 }
             }
@@ -174,7 +199,9 @@ impl Store {
     }
 
     async fn backfill_event_ids(&self, client: &Client) -> Result<i64, StoreError> {
-        let sql = self.names.render(include_str!("../../sql/queries/backfill_event_id.sql"));
+        let sql = self
+            .names
+            .render(include_str!("../../sql/queries/backfill_event_id.sql"));
         let (mut after, mut filled) = (i64::MIN, 0);
         loop {
             let row = client.query_one(&sql, &[&after, &BACKFILL_ROWS]).await?;
@@ -186,7 +213,11 @@ impl Store {
         }
     }
 
-    async fn build_indexes(&self, client: &Client, found: &Found) -> Result<Vec<String>, StoreError> {
+    async fn build_indexes(
+        &self,
+        client: &Client,
+        found: &Found,
+    ) -> Result<Vec<String>, StoreError> {
         let mut built = Vec::new();
         for (suffix, sql) in INDEXES {
             let name = format!("{}_{suffix}", self.names.table);
@@ -215,7 +246,10 @@ impl Store {
 fn store_error(error: &refinery::Error) -> StoreError {
     let mut source = error.source();
     while let Some(cause) = source {
-        if let Some(refused) = cause.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.as_db_error()) {
+        if let Some(refused) = cause
+            .downcast_ref::<tokio_postgres::Error>()
+            .and_then(|error| error.as_db_error())
+        {
             return StoreError::Refused {
                 code: refused.code().code().to_owned(),
                 message: refused.message().to_owned(),

@@ -130,7 +130,9 @@ impl Names {
         let mut rest = text;
         while let Some(start) = rest.find("{{") {
             let (before, after) = rest.split_at(start);
-            let end = after.find("}}").expect("a placeholder of a compiled-in SQL text is closed");
+            let end = after
+                .find("}}")
+                .expect("a placeholder of a compiled-in SQL text is closed");
             rendered.push_str(before);
             let placeholder = &after[2..end];
             if let Some(suffix) = placeholder.strip_prefix("name:outbox") {
@@ -192,7 +194,11 @@ impl Store {
     pub fn new(config: &DatabaseConfig, application_name: &str) -> Result<Self, StoreError> {
         let url: &Secret = config.url.as_ref().ok_or(StoreError::NoUrl)?;
         let names = Arc::new(Names::new(&config.schema, &config.table));
-        let connector = Connector::new(url, application_name, names.render(include_str!("../../sql/session.sql")))?;
+        let connector = Connector::new(
+            url,
+            application_name,
+            names.render(include_str!("../../sql/session.sql")),
+        )?;
         let manager = Manager::from_config(
             connector.config().clone(),
             connector.tls(),
@@ -211,7 +217,10 @@ impl Store {
             .post_create(Hook::async_fn(move |client, _| {
                 let session_sql = session_sql.clone();
                 Box::pin(async move {
-                    client.batch_execute(&session_sql).await.map_err(HookError::Backend)
+                    client
+                        .batch_execute(&session_sql)
+                        .await
+                        .map_err(HookError::Backend)
                 })
             }))
             .build()
@@ -282,7 +291,10 @@ mod tests {
     #[test]
     fn names_are_quoted_and_every_statement_renders() {
         let names = Names::new("my \"schema\"", "Out'box");
-        assert_eq!(names.qualified("_bucket"), r#""my ""schema"""."Out'box_bucket""#);
+        assert_eq!(
+            names.qualified("_bucket"),
+            r#""my ""schema"""."Out'box_bucket""#
+        );
         let queries = format!("{:?}", Queries::new(&names));
         assert!(!queries.contains("{{"));
     }
@@ -295,7 +307,10 @@ mod tests {
             Names::new(&long, &"t".repeat(40)).channel(),
             Names::new(&long, &"u".repeat(40)).channel()
         );
-        assert_eq!(Names::new("public", "outbox").channel(), "bellwire:public.outbox");
+        assert_eq!(
+            Names::new("public", "outbox").channel(),
+            "bellwire:public.outbox"
+        );
     }
 
     #[test]

@@ -111,7 +111,10 @@ impl Session {
         lost: impl FnOnce(i32, String) + Send + 'static,
     ) -> Result<Self, StoreError> {
         let (on_lost, mut is_lost) = tokio::sync::oneshot::channel();
-        let (client, _) = store.connector.open(|reason| drop(on_lost.send(reason))).await?;
+        let (client, _) = store
+            .connector
+            .open(|reason| drop(on_lost.send(reason)))
+            .await?;
         in_time(client.batch_execute("SET synchronous_commit = off")).await?;
         let statements = in_time(Statements::prepare(&client, &store.queries)).await?;
         let number = draw_token(&client, &store.queries).await?;
@@ -180,7 +183,9 @@ impl Session {
             due: row.get("due"),
             next_due: row
                 .get::<_, Option<f64>>("next_due_seconds")
-                .map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)),
+                .map(|seconds| {
+                    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+                }),
         })
     }
 
@@ -194,9 +199,12 @@ impl Session {
         in_time(async {
             // As in a claim: sent in this order in one go; a failure makes COMMIT a rollback.
             let (begun, name, freed, released, ended, committed) = futures_util::join!(
-                self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
-                self.client.query_opt(&self.statements.takeover_begin, &begin),
-                self.client.execute(&self.statements.takeover_buckets, &whose),
+                self.client
+                    .batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
+                self.client
+                    .query_opt(&self.statements.takeover_begin, &begin),
+                self.client
+                    .execute(&self.statements.takeover_buckets, &whose),
                 self.client.execute(&self.statements.takeover_rows, &whose),
                 self.client.execute(&self.statements.takeover_end, &whose),
                 self.client.batch_execute("COMMIT"),
@@ -224,10 +232,13 @@ impl Session {
     pub async fn acquire(&self, most: usize) -> Result<Vec<u8>, StoreError> {
         let most = i32::try_from(most).unwrap_or(i32::MAX);
         let rows = in_time(
-            self.client.query(&self.statements.acquire, &[&self.token.number(), &most]),
+            self.client
+                .query(&self.statements.acquire, &[&self.token.number(), &most]),
         )
         .await?;
-        Ok(buckets(&rows.iter().map(|row| row.get(0)).collect::<Vec<i32>>()))
+        Ok(buckets(
+            &rows.iter().map(|row| row.get(0)).collect::<Vec<i32>>(),
+        ))
     }
 
     /// Gives up buckets of which nothing is in hand, and rings.
@@ -236,7 +247,11 @@ impl Session {
     /// When the database does not answer.
     pub async fn give_up(&self, given: &[u8]) -> Result<(), StoreError> {
         let given: Vec<i32> = given.iter().map(|bucket| i32::from(*bucket)).collect();
-        in_time(self.client.execute(&self.statements.give_up, &[&self.token.number(), &given])).await?;
+        in_time(
+            self.client
+                .execute(&self.statements.give_up, &[&self.token.number(), &given]),
+        )
+        .await?;
         self.ring().await
     }
 
@@ -245,7 +260,9 @@ impl Session {
     /// # Errors
     /// When the database does not answer.
     pub async fn ring(&self) -> Result<(), StoreError> {
-        in_time(self.client.execute(&self.statements.ring, &[&"peer"])).await.map(drop)
+        in_time(self.client.execute(&self.statements.ring, &[&"peer"]))
+            .await
+            .map(drop)
     }
 
     /// Has the claim planned anew. Its plan is made once, by the size that the table has then; a plan
@@ -264,7 +281,11 @@ impl Session {
     /// # Errors
     /// When the database does not answer; a peer takes over then.
     pub async fn leave(&self) -> Result<(), StoreError> {
-        in_time(self.client.query_one(&self.statements.leave, &[&self.token.number()])).await?;
+        in_time(
+            self.client
+                .query_one(&self.statements.leave, &[&self.token.number()]),
+        )
+        .await?;
         self.ring().await
     }
 }
@@ -276,9 +297,14 @@ async fn draw_token(client: &Client, queries: &Queries) -> Result<i32, StoreErro
             return Ok(row.get("token"));
         }
     }
-    Err(StoreError::TokenLost("every number drawn is locked by another session"))
+    Err(StoreError::TokenLost(
+        "every number drawn is locked by another session",
+    ))
 }
 
 fn buckets(numbers: &[i32]) -> Vec<u8> {
-    numbers.iter().filter_map(|number| u8::try_from(*number).ok()).collect()
+    numbers
+        .iter()
+        .filter_map(|number| u8::try_from(*number).ok())
+        .collect()
 }

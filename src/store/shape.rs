@@ -73,7 +73,10 @@ impl Store {
         let found = self.look(&client).await?;
         let table = self.names.display();
         check_table(&found, &table)?;
-        if !found.side.contains_key(&format!("{}_migrations", self.names.table)) {
+        if !found
+            .side
+            .contains_key(&format!("{}_migrations", self.names.table))
+        {
             return Err(StoreError::Shape(format!(
                 "table {table} was not set up by Bellwire yet: run `bellwire migrate`"
             )));
@@ -103,8 +106,14 @@ impl Store {
             let name = format!("{}_{suffix}", self.names.table);
             match found.triggers.get(&name).map(String::as_str) {
                 Some("enabled") => {}
-                Some(_) => tracing::warn!(trigger = name, "trigger is disabled, events wait for the tick"),
-                None => tracing::warn!(trigger = name, "trigger is missing, events wait for the tick"),
+                Some(_) => tracing::warn!(
+                    trigger = name,
+                    "trigger is disabled, events wait for the tick"
+                ),
+                None => tracing::warn!(
+                    trigger = name,
+                    "trigger is missing, events wait for the tick"
+                ),
             }
         }
         Ok(())

@@ -30,7 +30,11 @@ async fn rolled_back_inserts_are_never_seen_and_gaps_are_not_waited_for() {
     }
     world.insert(("order", "1"), "Kept", "{}").await;
     let arrivals = world.arrivals(3, Duration::from_secs(5)).await;
-    assert!(arrivals.iter().all(|arrival| arrival.routing_key == "order.Kept"));
+    assert!(
+        arrivals
+            .iter()
+            .all(|arrival| arrival.routing_key == "order.Kept")
+    );
     Ledger::of(&arrivals).assert_sound(&world.committed().await);
     world.until_published(SOON).await;
     world.clean().await;

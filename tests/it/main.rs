@@ -8,3 +8,6 @@
 mod support;
 
 mod delivery;
+mod wakeup;
+mod broker;
+mod exclusive;

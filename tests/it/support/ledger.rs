@@ -35,7 +35,10 @@ impl Ledger {
             return;
         }
         self.first.insert(arrival.id, arrival.body.clone());
-        let last = self.last_of.entry(arrival.aggregate.clone()).or_insert(i64::MIN);
+        let last = self
+            .last_of
+            .entry(arrival.aggregate.clone())
+            .or_insert(i64::MIN);
         if *last > arrival.id {
             self.order_violations.push((*last, arrival.id));
         }
@@ -45,8 +48,17 @@ impl Ledger {
     /// Committed ids that never arrived, and arrived ids that were never committed.
     pub fn difference(&self, committed: &[i64]) -> (Vec<i64>, Vec<i64>) {
         let wanted: HashSet<i64> = committed.iter().copied().collect();
-        let lost = committed.iter().copied().filter(|id| !self.first.contains_key(id)).collect();
-        let foreign = self.first.keys().copied().filter(|id| !wanted.contains(id)).collect();
+        let lost = committed
+            .iter()
+            .copied()
+            .filter(|id| !self.first.contains_key(id))
+            .collect();
+        let foreign = self
+            .first
+            .keys()
+            .copied()
+            .filter(|id| !wanted.contains(id))
+            .collect();
         (lost, foreign)
     }
 
@@ -55,7 +67,11 @@ impl Ledger {
         let (lost, foreign) = self.difference(committed);
         assert_eq!(lost, [0i64; 0], "lost");
         assert_eq!(foreign, [0i64; 0], "arrived, but never committed");
-        assert_eq!(self.order_violations, [(0i64, 0i64); 0], "out of order: (earlier arrival, later arrival)");
+        assert_eq!(
+            self.order_violations,
+            [(0i64, 0i64); 0],
+            "out of order: (earlier arrival, later arrival)"
+        );
         assert_eq!(self.changed_repeats, [0i64; 0], "repeats with another body");
     }
 }

@@ -6,19 +6,21 @@ use bellwire::config::DatabaseConfig;
 use bellwire::store::Store;
 use futures_util::StreamExt as _;
 use lapin::options::{
-    BasicAckOptions, BasicConsumeOptions, BasicQosOptions, ExchangeDeclareOptions, ExchangeDeleteOptions,
-    QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+    BasicAckOptions, BasicConsumeOptions, BasicQosOptions, ExchangeDeclareOptions,
+    ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ExchangeKind};
 use tokio_postgres::Client;
 
 mod ledger;
+mod load;
 mod proxy;
 mod relay;
 mod services;
 
 pub use ledger::Ledger;
+pub use load::Load;
 pub use proxy::Proxy;
 pub use relay::{Relay, Run};
 pub use services::Services;
@@ -47,12 +49,19 @@ pub struct Arrival {
 
 impl Arrival {
     pub fn header(&self, name: &str) -> Option<AMQPValue> {
-        self.properties.headers().as_ref()?.inner().get(name).cloned()
+        self.properties
+            .headers()
+            .as_ref()?
+            .inner()
+            .get(name)
+            .cloned()
     }
 
     pub fn text_header(&self, name: &str) -> String {
         match self.header(name) {
-            Some(AMQPValue::LongString(text)) => String::from_utf8(text.as_bytes().to_vec()).unwrap(),
+            Some(AMQPValue::LongString(text)) => {
+                String::from_utf8(text.as_bytes().to_vec()).unwrap()
+            }
             other => panic!("header {name} is {other:?}"),
         }
     }
@@ -90,9 +99,15 @@ impl World {
         let store = Store::new(&config, "bellwire test").unwrap();
         let connection = connect_amqp(&amqp_url()).await;
         let channel = connection.create_channel().await.unwrap();
-        let (db, driver) = tokio_postgres::connect(&database_url(), tokio_postgres::NoTls).await.unwrap();
+        let (db, driver) = tokio_postgres::connect(&database_url(), tokio_postgres::NoTls)
+            .await
+            .unwrap();
         tokio::spawn(driver);
-        db.batch_execute(&format!("CREATE SCHEMA {name}; SET search_path = {name}, public")).await.unwrap();
+        db.batch_execute(&format!(
+            "CREATE SCHEMA {name}; SET search_path = {name}, public"
+        ))
+        .await
+        .unwrap();
         Self {
             exchange: name.clone(),
             queue: name.clone(),
@@ -108,15 +123,29 @@ impl World {
     /// Declares exchange, queue and binding (again).
     pub async fn declare(&self) {
         self.declare_exchange().await;
-        let durable = QueueDeclareOptions { durable: true, ..Default::default() };
-        self.channel.queue_declare(self.queue.as_str().into(), durable, FieldTable::default()).await.unwrap();
+        let durable = QueueDeclareOptions {
+            durable: true,
+            ..Default::default()
+        };
+        self.channel
+            .queue_declare(self.queue.as_str().into(), durable, FieldTable::default())
+            .await
+            .unwrap();
         self.bind("#").await;
     }
 
     pub async fn declare_exchange(&self) {
-        let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+        let durable = ExchangeDeclareOptions {
+            durable: true,
+            ..Default::default()
+        };
         self.channel
-            .exchange_declare(self.exchange.as_str().into(), ExchangeKind::Topic, durable, FieldTable::default())
+            .exchange_declare(
+                self.exchange.as_str().into(),
+                ExchangeKind::Topic,
+                durable,
+                FieldTable::default(),
+            )
             .await
             .unwrap();
     }
@@ -134,22 +163,43 @@ impl World {
             .unwrap();
     }
 
+    pub async fn unbind(&self, pattern: &str) {
+        self.channel
+            .queue_unbind(
+                self.queue.as_str().into(),
+                self.exchange.as_str().into(),
+                pattern.into(),
+                FieldTable::default(),
+            )
+            .await
+            .unwrap();
+    }
+
     /// New connections to broker and database, after one of them was restarted.
     pub async fn reconnect(&mut self) {
         self.consumer = None;
         self.connection = connect_amqp(&amqp_url()).await;
         self.channel = self.connection.create_channel().await.unwrap();
-        let (db, driver) = tokio_postgres::connect(&database_url(), tokio_postgres::NoTls).await.unwrap();
+        let (db, driver) = tokio_postgres::connect(&database_url(), tokio_postgres::NoTls)
+            .await
+            .unwrap();
         tokio::spawn(driver);
-        db.batch_execute(&format!("SET search_path = {}, public", self.schema)).await.unwrap();
+        db.batch_execute(&format!("SET search_path = {}, public", self.schema))
+            .await
+            .unwrap();
         self.db = db;
     }
 
     /// A client of its own with the schema in its search path, for an application's or operator's session.
     pub async fn client(&self) -> Client {
-        let (client, driver) = tokio_postgres::connect(&database_url(), tokio_postgres::NoTls).await.unwrap();
+        let (client, driver) = tokio_postgres::connect(&database_url(), tokio_postgres::NoTls)
+            .await
+            .unwrap();
         tokio::spawn(driver);
-        client.batch_execute(&format!("SET search_path = {}, public", self.schema)).await.unwrap();
+        client
+            .batch_execute(&format!("SET search_path = {}, public", self.schema))
+            .await
+            .unwrap();
         client
     }
 
@@ -193,7 +243,9 @@ impl World {
 
     /// Runs a command of the binary to its end.
     pub async fn command(&self, settings: &[(&str, &str)], arguments: &[&str]) -> Run {
-        Relay::start(&self.environment(), settings, arguments).finished(SOON).await
+        Relay::start(&self.environment(), settings, arguments)
+            .finished(SOON)
+            .await
     }
 
     pub async fn insert(&self, aggregate: (&str, &str), event_type: &str, payload: &str) -> i64 {
@@ -201,30 +253,48 @@ impl World {
     }
 
     pub async fn sql(&self, sql: &str) {
-        self.db.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        self.db
+            .batch_execute(sql)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     }
 
     pub async fn one<T: for<'a> tokio_postgres::types::FromSql<'a>>(&self, sql: &str) -> T {
-        self.db.query_one(sql, &[]).await.unwrap_or_else(|error| panic!("{sql}: {error:?}")).get(0)
+        self.db
+            .query_one(sql, &[])
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error:?}"))
+            .get(0)
     }
 
     /// How many rows have this status.
     pub async fn count(&self, status: &str) -> i64 {
-        self.one(&format!("SELECT count(*) FROM outbox WHERE status = '{status}'")).await
+        self.one(&format!(
+            "SELECT count(*) FROM outbox WHERE status = '{status}'"
+        ))
+        .await
     }
 
     /// Waits until a boolean query is true.
     pub async fn until(&self, sql: &str, within: Duration) {
         let began = Instant::now();
         while !self.one::<bool>(sql).await {
-            assert!(began.elapsed() < within, "not within {within:?}: {sql}\n{}", self.table_state().await);
+            assert!(
+                began.elapsed() < within,
+                "not within {within:?}: {sql}\n{}",
+                self.table_state().await
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
     /// Waits until nothing is pending.
     pub async fn until_published(&self, within: Duration) {
-        self.until("SELECT NOT EXISTS (SELECT FROM outbox WHERE status = 'pending')", within).await;
+        self.until(
+            "SELECT NOT EXISTS (SELECT FROM outbox WHERE status = 'pending')",
+            within,
+        )
+        .await;
     }
 
     /// For the message of a failed test.
@@ -246,7 +316,10 @@ impl World {
 
     async fn consumer(&mut self) -> &mut Consumer {
         if self.consumer.is_none() {
-            self.channel.basic_qos(1000, BasicQosOptions::default()).await.unwrap();
+            self.channel
+                .basic_qos(1000, BasicQosOptions::default())
+                .await
+                .unwrap();
             let consumer = self
                 .channel
                 .basic_consume(
@@ -279,7 +352,11 @@ impl World {
         while ids.len() < count {
             let left = within.saturating_sub(began.elapsed());
             let Some(arrival) = self.next_arrival(left).await else {
-                panic!("{} of {count} arrived within {within:?}\n{}", ids.len(), self.table_state().await);
+                panic!(
+                    "{} of {count} arrived within {within:?}\n{}",
+                    ids.len(),
+                    self.table_state().await
+                );
             };
             ids.insert(arrival.id);
             arrivals.push(arrival);
@@ -299,34 +376,61 @@ impl World {
 
     /// Every id ever committed to the outbox.
     pub async fn committed(&self) -> Vec<i64> {
-        let rows = self.db.query("SELECT id FROM outbox ORDER BY id", &[]).await.unwrap();
+        let rows = self
+            .db
+            .query("SELECT id FROM outbox ORDER BY id", &[])
+            .await
+            .unwrap();
         rows.iter().map(|row| row.get(0)).collect()
     }
 
     /// Removes everything. Not called by a test that failed: what is left helps to find out why.
     pub async fn clean(self) {
-        self.db.batch_execute(&format!("DROP SCHEMA {} CASCADE", self.schema)).await.unwrap();
-        self.channel.queue_delete(self.queue.as_str().into(), QueueDeleteOptions::default()).await.ok();
-        self.channel.exchange_delete(self.exchange.as_str().into(), ExchangeDeleteOptions::default()).await.ok();
+        self.db
+            .batch_execute(&format!("DROP SCHEMA {} CASCADE", self.schema))
+            .await
+            .unwrap();
+        self.channel
+            .queue_delete(self.queue.as_str().into(), QueueDeleteOptions::default())
+            .await
+            .ok();
+        self.channel
+            .exchange_delete(
+                self.exchange.as_str().into(),
+                ExchangeDeleteOptions::default(),
+            )
+            .await
+            .ok();
         self.connection.close(200, "done".into()).await.ok();
     }
 }
 
 async fn connect_amqp(url: &str) -> Connection {
-    Connection::connect(url, ConnectionProperties::default()).await.unwrap()
+    Connection::connect(url, ConnectionProperties::default())
+        .await
+        .unwrap()
 }
 
 fn arrival(delivery: lapin::message::Delivery) -> Arrival {
     let properties = delivery.properties;
     let mut arrival = Arrival {
-        id: properties.message_id().as_ref().unwrap().as_str().parse().unwrap(),
+        id: properties
+            .message_id()
+            .as_ref()
+            .unwrap()
+            .as_str()
+            .parse()
+            .unwrap(),
         aggregate: Default::default(),
         body: delivery.data,
         routing_key: delivery.routing_key.as_str().to_owned(),
         properties,
         at: Instant::now(),
     };
-    arrival.aggregate = (arrival.text_header("aggregate_type"), arrival.text_header("aggregate_id"));
+    arrival.aggregate = (
+        arrival.text_header("aggregate_type"),
+        arrival.text_header("aggregate_id"),
+    );
     arrival
 }
 

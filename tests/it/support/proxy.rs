@@ -31,11 +31,21 @@ impl Proxy {
     pub async fn new(url: &str) -> Self {
         let target = url::Url::parse(url).unwrap();
         let host = target.host_str().unwrap().to_owned();
-        let port = target.port().unwrap_or(if target.scheme().starts_with("amqp") { 5672 } else { 5432 });
+        let port = target
+            .port()
+            .unwrap_or(if target.scheme().starts_with("amqp") {
+                5672
+            } else {
+                5432
+            });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let faults = Arc::new(Faults::default());
         let (cut, cuts) = watch::channel(0);
-        let proxy = Self { port: listener.local_addr().unwrap().port(), faults: faults.clone(), cut };
+        let proxy = Self {
+            port: listener.local_addr().unwrap().port(),
+            faults: faults.clone(),
+            cut,
+        };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 if faults.refuse.load(Ordering::Relaxed) {
@@ -62,7 +72,9 @@ impl Proxy {
 
     /// Delays every piece from the server by this.
     pub fn delay(&self, delay: Duration) {
-        self.faults.delay_ms.store(u64::try_from(delay.as_millis()).unwrap(), Ordering::Relaxed);
+        self.faults
+            .delay_ms
+            .store(u64::try_from(delay.as_millis()).unwrap(), Ordering::Relaxed);
     }
 
     /// Holds back what the server says; the connections stay.
@@ -86,7 +98,12 @@ impl Proxy {
     }
 }
 
-async fn carry(client: TcpStream, server: TcpStream, faults: Arc<Faults>, mut cuts: watch::Receiver<u64>) {
+async fn carry(
+    client: TcpStream,
+    server: TcpStream,
+    faults: Arc<Faults>,
+    mut cuts: watch::Receiver<u64>,
+) {
     cuts.mark_unchanged();
     client.set_nodelay(true).ok();
     server.set_nodelay(true).ok();

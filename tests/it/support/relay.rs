@@ -25,13 +25,20 @@ pub struct Run {
 
 impl Relay {
     /// `settings` are options such as `("relay.lease", "5s")`; a key without a dot is a plain variable.
-    pub fn start(environment: &[(String, String)], settings: &[(&str, &str)], arguments: &[&str]) -> Self {
+    pub fn start(
+        environment: &[(String, String)],
+        settings: &[(&str, &str)],
+        arguments: &[&str],
+    ) -> Self {
         let name = format!("r{:08x}", rand::random::<u32>());
         let mut command = Command::new(env!("CARGO_BIN_EXE_bellwire"));
         command
             .args(arguments)
             .env_clear()
-            .envs(std::env::vars_os().filter(|(key, _)| !key.to_string_lossy().starts_with("BELLWIRE_")))
+            .envs(
+                std::env::vars_os()
+                    .filter(|(key, _)| !key.to_string_lossy().starts_with("BELLWIRE_")),
+            )
             .envs(environment.iter().cloned())
             .env("BELLWIRE_RELAY__NAME", &name)
             .env("BELLWIRE_RELAY__LEASE", "5s")
@@ -43,7 +50,14 @@ impl Relay {
             .kill_on_drop(true);
         for (key, value) in settings {
             if let Some((section, option)) = key.split_once('.') {
-                command.env(format!("BELLWIRE_{}__{}", section.to_uppercase(), option.to_uppercase()), value);
+                command.env(
+                    format!(
+                        "BELLWIRE_{}__{}",
+                        section.to_uppercase(),
+                        option.to_uppercase()
+                    ),
+                    value,
+                );
             } else {
                 command.env(key, value);
             }
@@ -51,7 +65,12 @@ impl Relay {
         let mut child = command.spawn().unwrap();
         let output = collect(child.stderr.take().unwrap());
         let stdout = collect(child.stdout.take().unwrap());
-        Self { name, child, output, stdout }
+        Self {
+            name,
+            child,
+            output,
+            stdout,
+        }
     }
 
     fn pid(&self) -> Pid {
@@ -99,7 +118,11 @@ impl Relay {
         let status = self.exited(within).await;
         // The pipes are read to their ends by now or in a moment.
         tokio::time::sleep(Duration::from_millis(50)).await;
-        Run { status, stdout: self.stdout.lock().unwrap().join("\n"), stderr: self.log() }
+        Run {
+            status,
+            stdout: self.stdout.lock().unwrap().join("\n"),
+            stderr: self.log(),
+        }
     }
 
     /// Everything it wrote to standard error.
@@ -109,14 +132,23 @@ impl Relay {
 
     /// Lines of its log that contain this text.
     pub fn logged(&self, text: &str) -> usize {
-        self.output.lock().unwrap().iter().filter(|line| line.contains(text)).count()
+        self.output
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|line| line.contains(text))
+            .count()
     }
 
     /// Waits until its log contains this text.
     pub async fn until_logged(&self, text: &str, within: Duration) {
         let began = Instant::now();
         while self.logged(text) == 0 {
-            assert!(began.elapsed() < within, "not logged within {within:?}: {text}\n{}", self.log());
+            assert!(
+                began.elapsed() < within,
+                "not logged within {within:?}: {text}\n{}",
+                self.log()
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

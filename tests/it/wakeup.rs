@@ -1,0 +1,252 @@
+//! What is committed leaves at once, whatever happened to the session that listens. The tick is ten
+//! minutes here: only a wake-up or a timer can have carried what arrives.
+
+use std::time::Duration;
+
+use bellwire::store::Notifications;
+use tokio_postgres::Client;
+
+use crate::support::{Ledger, Relay, SOON, World, insert};
+
+const NO_TICK: (&str, &str) = ("relay.tick", "10m");
+/// "Within a second", on a slow machine.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// The backend of this relay's listener, once it has done LISTEN.
+async fn listener(db: &Client, relay: &Relay) -> i32 {
+    // What it did last: LISTEN, or the proof that it hears.
+    let sql = "SELECT pid FROM pg_stat_activity
+               WHERE application_name = $1 AND (query LIKE 'LISTEN %' OR query = 'SELECT pg_notify($1, $2)')";
+    let name = format!("bellwire run {}", relay.name);
+    for _ in 0..500 {
+        if let Some(row) = db.query_opt(sql, &[&name]).await.unwrap() {
+            return row.get(0);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("no listener\n{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_committed_while_the_listener_reconnects_leaves_at_once() {
+    let mut world = World::new().await;
+    let relay = world.ready_relay(&[NO_TICK]).await;
+    for round in 0..8 {
+        let pid = listener(&world.db, &relay).await;
+        let ended = world
+            .db
+            .query_one("SELECT pg_terminate_backend($1)", &[&pid])
+            .await
+            .unwrap();
+        assert!(ended.get::<_, bool>(0));
+        // Round by round deeper into the reconnection.
+        for _ in 0..=round {
+            world.insert(("order", "1"), "Placed", "{}").await;
+        }
+        let arrivals = world.arrivals(round + 1, AT_ONCE).await;
+        assert_eq!(arrivals.len(), round + 1);
+    }
+    relay.until_logged("not listening", SOON).await;
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_committed_before_the_first_listen_leaves_at_once() {
+    let mut world = World::new().await;
+    let mut all = Vec::new();
+    for round in 0..3 {
+        let mut relay = world.relay(&[NO_TICK]);
+        let ready = format!(
+            "SELECT EXISTS (SELECT FROM outbox_replica WHERE ready AND name LIKE '{}#%')",
+            relay.name
+        );
+        let mut inserted = 0;
+        while !world.one::<bool>(&ready).await {
+            world.insert(("order", "1"), "Placed", "{}").await;
+            inserted += 1;
+            assert!(relay.is_running(), "{}", relay.log());
+        }
+        assert!(
+            inserted > 0,
+            "round {round}: ready before anything was inserted"
+        );
+        all.extend(world.arrivals(inserted, AT_ONCE).await);
+        relay.terminate(SOON).await;
+    }
+    Ledger::of(&all).assert_sound(&world.committed().await);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sessions_of_the_pool_may_die_unnoticed() {
+    let mut world = World::new().await;
+    let relay = world.ready_relay(&[NO_TICK]).await;
+    for _ in 0..3 {
+        let name = format!("bellwire run {}", relay.name);
+        let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1";
+        let ended: i64 = world.db.query_one(sql, &[&name]).await.unwrap().get(0);
+        assert!(ended > 0);
+        world.insert(("order", "1"), "Placed", "{}").await;
+        world.arrivals(1, Duration::from_secs(4)).await;
+        world.until_published(SOON).await;
+        listener(&world.db, &relay).await;
+    }
+    assert_eq!(
+        world
+            .one::<i64>("SELECT count(*) FROM outbox WHERE attempts > 0")
+            .await,
+        0
+    );
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backoff_that_falls_due_needs_no_wake_up() {
+    let mut world = World::new().await;
+    world.unbind("#").await;
+    let _relay = world.ready_relay(&[NO_TICK, ("retry.backoff", "1s")]).await;
+    let first = world.insert(("invoice", "1"), "Sent", "{}").await;
+    let second = world.insert(("invoice", "1"), "Paid", "{}").await;
+    world
+        .until(
+            "SELECT EXISTS (SELECT FROM outbox WHERE attempts = 1 AND claimed_by IS NULL)",
+            SOON,
+        )
+        .await;
+    world.bind("#").await;
+    let arrivals = world.arrivals(2, Duration::from_secs(1) + AT_ONCE).await;
+    assert_eq!(
+        arrivals
+            .iter()
+            .map(|arrival| arrival.id)
+            .collect::<Vec<_>>(),
+        [first, second]
+    );
+    world.until_published(SOON).await;
+    let early: bool = world
+        .one("SELECT bool_or(published_at < next_attempt_at) FROM outbox")
+        .await;
+    assert!(!early, "before it was due");
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scheduled_event_leaves_when_it_is_due() {
+    let mut world = World::new().await;
+    let _relay = world.ready_relay(&[NO_TICK]).await;
+    world
+        .sql(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, next_attempt_at)
+             VALUES ('order', '1', 'Reminded', '{}', now() + interval '1500 ms')",
+        )
+        .await;
+    world
+        .arrivals(1, Duration::from_millis(1500) + AT_ONCE)
+        .await;
+    world.until_published(SOON).await;
+    assert!(
+        world
+            .one::<bool>("SELECT published_at >= next_attempt_at FROM outbox")
+            .await,
+        "before it was due"
+    );
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operators_plain_sql_wakes_the_relay() {
+    let mut world = World::new().await;
+    world.unbind("#").await;
+    let settings = [
+        NO_TICK,
+        ("retry.max_attempts", "1"),
+        ("retry.backoff", "0s"),
+    ];
+    let _relay = world.ready_relay(&settings).await;
+    let mut ids = Vec::new();
+    for aggregate in ["replayed", "discarded"] {
+        for event in ["First", "Second"] {
+            ids.push(world.insert(("invoice", aggregate), event, "{}").await);
+        }
+    }
+    world
+        .until(
+            "SELECT count(*) = 2 FROM outbox WHERE status = 'dead'",
+            SOON,
+        )
+        .await;
+    world.bind("#").await;
+    assert!(
+        world
+            .next_arrival(Duration::from_millis(300))
+            .await
+            .is_none(),
+        "dead events hold their aggregates"
+    );
+
+    world.sql("UPDATE outbox SET status = 'pending' WHERE status = 'dead' AND aggregate_id = 'replayed'").await;
+    let replayed = world.arrivals(2, AT_ONCE).await;
+    assert_eq!(
+        replayed
+            .iter()
+            .map(|arrival| arrival.id)
+            .collect::<Vec<_>>(),
+        ids[..2]
+    );
+
+    world
+        .sql("UPDATE outbox SET status = 'discarded' WHERE status = 'dead'")
+        .await;
+    let freed = world.arrivals(1, AT_ONCE).await;
+    assert_eq!(
+        freed.iter().map(|arrival| arrival.id).collect::<Vec<_>>(),
+        ids[3..]
+    );
+    world.until_published(SOON).await;
+    assert_eq!(world.count("discarded").await, 1);
+    world.clean().await;
+}
+
+/// A session that hears what writers ring.
+async fn hear(world: &World) -> (Client, Notifications) {
+    let (client, notifications) = world.store.connector().open(|_| {}).await.unwrap();
+    client
+        .batch_execute(&format!("LISTEN \"{}\"", world.store.names().channel()))
+        .await
+        .unwrap();
+    (client, notifications)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_may_not_ring_is_carried_by_the_tick() {
+    let mut world = World::new().await;
+    let (listening, mut notifications) = hear(&world).await;
+    let quiet = world.client().await;
+    quiet
+        .batch_execute("SET bellwire.ring = off")
+        .await
+        .unwrap();
+    insert(&quiet, ("order", "1"), "Placed", "{}").await;
+    let channel = world.store.names().channel().to_owned();
+    listening
+        .execute("SELECT pg_notify($1, 'after')", &[&channel])
+        .await
+        .unwrap();
+    assert_eq!(
+        notifications.recv().await.unwrap().payload(),
+        "after",
+        "the silenced trigger rang"
+    );
+    world.insert(("order", "1"), "Placed", "{}").await;
+    assert_eq!(
+        notifications.recv().await.unwrap().payload(),
+        "",
+        "the trigger did not ring"
+    );
+
+    let _relay = world.ready_relay(&[("relay.tick", "1s")]).await;
+    world.arrivals(2, SOON).await;
+    insert(&quiet, ("order", "1"), "Placed", "{}").await;
+    world.arrivals(1, Duration::from_secs(1) + AT_ONCE).await;
+    world.clean().await;
+}
