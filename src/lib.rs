@@ -1,4 +1,4 @@
-//! Bellwire carries a PostgreSQL transactional outbox to message brokers, in order and without loss.
+#![doc = include_str!("../README.md")]
 
 pub mod cli;
 pub mod config;

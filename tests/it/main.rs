@@ -11,3 +11,4 @@ mod delivery;
 mod wakeup;
 mod broker;
 mod exclusive;
+mod configuration;

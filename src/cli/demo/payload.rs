@@ -152,7 +152,7 @@ fn body<'a>(aggregate_type: &str, id: &'a str) -> Body<'a> {
         _ => Body::Shipment {
             shipment_id: id,
             order_id: order_id(),
-            carrier: "Post­Nord",
+            carrier: "PostNord",
             tracking: rand::random_bool(0.8).then(|| format!("{:020}", rand::random::<u64>())),
             weight_kg: money(number(5..3_000)),
             address: address(),
