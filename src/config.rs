@@ -150,13 +150,25 @@ impl Default for DatabaseConfig {
 
 /// Which column becomes the AMQP message id.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
+#[serde(try_from = "String")]
 pub enum MessageId {
     /// The outbox id, as in the seed.
     #[default]
     Id,
     /// The row's UUID.
     EventId,
+}
+
+impl TryFrom<String> for MessageId {
+    type Error = String;
+
+    fn try_from(value: String) -> Result<Self, String> {
+        match value.as_str() {
+            "id" => Ok(Self::Id),
+            "event_id" => Ok(Self::EventId),
+            _ => Err(format!("must be `id` or `event_id`, is `{value}`")),
+        }
+    }
 }
 
 /// `[rabbitmq]`
@@ -310,13 +322,25 @@ impl TryFrom<String> for Listen {
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
+#[serde(try_from = "String")]
 pub enum LogFormat {
     /// For people.
     #[default]
     Text,
     /// One JSON object a line.
     Json,
+}
+
+impl TryFrom<String> for LogFormat {
+    type Error = String;
+
+    fn try_from(value: String) -> Result<Self, String> {
+        match value.as_str() {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(format!("must be `text` or `json`, is `{value}`")),
+        }
+    }
 }
 
 /// `[log]`
@@ -374,7 +398,7 @@ impl Config {
                 .build()
                 .map_err(|error| ConfigError::File {
                     path: path.to_owned(),
-                    reason: error.to_string(),
+                    reason: reason_without_line(&error.to_string()),
                 })?;
         let loaded: Self = serde_path_to_error::deserialize(merged).map_err(|error| {
             let key = error.path().to_string();
@@ -417,6 +441,15 @@ fn own_variables() -> config::Map<String, String> {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| name.starts_with("BELLWIRE_") && name.contains("__"))
         .collect()
+}
+
+/// The parser shows the line that it stumbled over, which may hold a secret: only where and why.
+fn reason_without_line(text: &str) -> String {
+    let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).collect();
+    match lines.as_slice() {
+        [at, _, .., why] => format!("{at}: {why}"),
+        _ => lines.join(": "),
+    }
 }
 
 /// `invalid value: string "…"` would show what was typed where a secret belongs; all other values

@@ -128,7 +128,7 @@ fn check_table(found: &Found, table: &str) -> Result<(), StoreError> {
              database.schema and database.table"
         ))),
         Some(kind) => Err(StoreError::Shape(format!(
-            "{table} is {}, an ordinary table is needed",
+            "{table} is {}, an ordinary table is needed: point database.table at one",
             match kind {
                 "p" => "a partitioned table",
                 "v" => "a view",

@@ -14,16 +14,30 @@ const FAILED: Option<i32> = Some(1);
 
 async fn bellwire(settings: &[(&str, &str)], arguments: &[&str]) -> Run {
     let run = Relay::start(&[], settings, arguments).finished(SOON).await;
-    assert!(!run.stdout.contains(SECRET) && !run.stderr.contains(SECRET), "{}\n{}", run.stdout, run.stderr);
+    assert!(
+        !run.stdout.contains(SECRET) && !run.stderr.contains(SECRET),
+        "{}\n{}",
+        run.stdout,
+        run.stderr
+    );
     run
 }
 
 /// Exactly one line on standard error, nothing on standard output.
 fn assert_one_line(run: &Run, code: Option<i32>, words: &[&str]) {
     assert_eq!(run.status.code(), code, "{}\n{}", run.stdout, run.stderr);
-    assert_eq!(run.stderr.lines().count(), 1, "one line is wanted:\n{}", run.stderr);
+    assert_eq!(
+        run.stderr.lines().count(),
+        1,
+        "one line is wanted:\n{}",
+        run.stderr
+    );
     for word in words {
-        assert!(run.stderr.contains(word), "`{word}` is missing: {}", run.stderr);
+        assert!(
+            run.stderr.contains(word),
+            "`{word}` is missing: {}",
+            run.stderr
+        );
     }
     assert_eq!(run.stdout, "");
 }
@@ -36,19 +50,43 @@ async fn a_wrong_option_is_named() {
         ("relay.batch_size", "0", &["relay.batch_size", "at least 1"]),
         ("relay.batch_size", "many", &["relay.batch_size", "many"]),
         ("relay.batch_size", "-1", &["relay.batch_size"]),
-        ("relay.partitions", "65", &["relay.partitions", "at most 64"]),
+        (
+            "relay.partitions",
+            "65",
+            &["relay.partitions", "at most 64"],
+        ),
         ("relay.tick", "soon", &["relay.tick"]),
         ("relay.tick", "1ms", &["relay.tick", "between"]),
-        ("relay.lease", "1s", &["rabbitmq.confirm_timeout", "shorter than relay.lease"]),
+        (
+            "relay.lease",
+            "1s",
+            &["rabbitmq.confirm_timeout", "shorter than relay.lease"],
+        ),
         ("relay.name", "a\nb", &["relay.name"]),
-        ("retry.max_attempts", "0", &["retry.max_attempts", "at least 1"]),
+        (
+            "retry.max_attempts",
+            "0",
+            &["retry.max_attempts", "at least 1"],
+        ),
         ("retry.backoff", "2h", &["retry.backoff", "between"]),
-        ("rabbitmq.message_id", "uuid", &["rabbitmq.message_id", "event_id"]),
-        ("rabbitmq.exchange", &"x".repeat(256), &["rabbitmq.exchange", "255 bytes"]),
+        (
+            "rabbitmq.message_id",
+            "uuid",
+            &["rabbitmq.message_id", "event_id"],
+        ),
+        (
+            "rabbitmq.exchange",
+            &"x".repeat(256),
+            &["rabbitmq.exchange", "255 bytes"],
+        ),
         ("admin.listen", "9464", &["admin.listen", "127.0.0.1:9464"]),
         ("log.format", "xml", &["log.format", "json"]),
         ("log.level", "[[", &["log.level"]),
-        ("database.table", &"x".repeat(60), &["database.table", "40 bytes"]),
+        (
+            "database.table",
+            &"x".repeat(60),
+            &["database.table", "40 bytes"],
+        ),
     ];
     for (key, value, words) in cases {
         let run = bellwire(&[(key, value)], &["run"]).await;
@@ -60,7 +98,11 @@ async fn a_wrong_option_is_named() {
 async fn a_wrong_url_is_named_and_not_shown() {
     let cases = [
         ("DATABASE_URL", "mysql://u:S3cr@t@host/db", "database.url"),
-        ("DATABASE_URL", "postgres://u:S3cr@t@host:port/db", "database.url"),
+        (
+            "DATABASE_URL",
+            "postgres://u:S3cr@t@host:port/db",
+            "database.url",
+        ),
         ("DATABASE_URL", "S3cret", "database.url"),
         ("DATABASE_URL", "", "database.url"),
         ("AMQP_URL", "http://u:S3cr%40t@host", "rabbitmq.url"),
@@ -81,20 +123,47 @@ async fn a_wrong_file_is_named_and_its_secrets_are_not_shown() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("my.toml");
     let path = file.to_str().unwrap();
-    assert_one_line(&bellwire(&[], &["--config", path, "run"]).await, MISCONFIGURED, &[path]);
+    assert_one_line(
+        &bellwire(&[], &["--config", path, "run"]).await,
+        MISCONFIGURED,
+        &[path],
+    );
     let cases: &[(&str, &[&str])] = &[
-        ("[database]\nurl = \"postgres://u:S3cr@t@h/d\" oops\n", &["my.toml"]),
-        ("[database]\nurl = \"postgres://u:S3cr@t@h/d\n", &["my.toml"]),
-        ("[database]\nurls = \"postgres://u:S3cr@t@h/d\"\n", &["database.urls"]),
-        ("[databases]\nurl = \"postgres://u:S3cr@t@h/d\"\n", &["databases"]),
-        ("[database]\nurl = [\"postgres://u:S3cr@t@h/d\"]\n", &["database.url"]),
+        (
+            "[database]\nurl = \"postgres://u:S3cr@t@h/d\" oops\n",
+            &["my.toml", "line 2"],
+        ),
+        (
+            "[database]\nurl = postgres://u:S3cr@t@h/d\n",
+            &["my.toml", "line 2"],
+        ),
+        ("[database]\nurl = S3cret\n", &["my.toml", "line 2"]),
+        ("[database]\nurl: \"S3cret\"\n", &["my.toml", "line 2"]),
+        ("[relay]\nbatch_size = [\"S3cr\"]\n", &["relay.batch_size"]),
+        (
+            "[database]\nurl = \"postgres://u:S3cr@t@h/d\n",
+            &["my.toml"],
+        ),
+        (
+            "[database]\nurls = \"postgres://u:S3cr@t@h/d\"\n",
+            &["database.urls"],
+        ),
+        (
+            "[databases]\nurl = \"postgres://u:S3cr@t@h/d\"\n",
+            &["databases"],
+        ),
+        (
+            "[database]\nurl = [\"postgres://u:S3cr@t@h/d\"]\n",
+            &["database.url"],
+        ),
         ("database = \"postgres://u:S3cr@t@h/d\"\n", &["database"]),
-        ("[relay]\nbatch_size = \"S3cr\"\n[relay]\n", &["my.toml"]),
+        (
+            "[database]\nurl = \"S3cr\"\nurl = \"S3cr\"\n",
+            &["my.toml", "line 3"],
+        ),
     ];
     for (text, words) in cases {
         std::fs::write(&file, text).unwrap();
-        let settings = [("DATABASE_URL", database_url()), ("AMQP_URL", amqp_url())];
-        let _ = settings;
         let run = bellwire(&[], &["--config", path, "run"]).await;
         assert_one_line(&run, MISCONFIGURED, words);
     }
@@ -110,10 +179,18 @@ async fn help_shows_every_command_and_no_secret() {
     let run = bellwire(&settings[..2], &["--help"]).await;
     assert_eq!(run.status.code(), Some(0));
     for command in ["run", "migrate", "check", "status", "demo"] {
-        assert!(run.stdout.contains(&format!("\n  {command} ")), "{}", run.stdout);
+        assert!(
+            run.stdout.contains(&format!("\n  {command} ")),
+            "{}",
+            run.stdout
+        );
         let run = bellwire(&settings[..2], &[command, "--help"]).await;
         assert_eq!(run.status.code(), Some(0));
-        assert!(run.stdout.contains(&format!("Usage: bellwire {command}")), "{}", run.stdout);
+        assert!(
+            run.stdout.contains(&format!("Usage: bellwire {command}")),
+            "{}",
+            run.stdout
+        );
         assert_eq!(run.stderr, "");
     }
     let run = bellwire(&[], &["runn"]).await;
@@ -123,7 +200,11 @@ async fn help_shows_every_command_and_no_secret() {
 
 /// Refuses connections: nothing listens on a port that was just free.
 fn closed_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -131,17 +212,38 @@ async fn check_tells_what_is_missing_line_by_line() {
     let world = World::new().await;
     let run = world.command(&[], &["check"]).await;
     assert_eq!(run.status.code(), Some(0), "{}\n{}", run.stdout, run.stderr);
-    assert_eq!(run.stdout.lines().filter(|line| line.starts_with("ok ")).count(), 4, "{}", run.stdout);
+    assert_eq!(
+        run.stdout
+            .lines()
+            .filter(|line| line.starts_with("ok "))
+            .count(),
+        4,
+        "{}",
+        run.stdout
+    );
 
     let nowhere = format!("postgres://u:S3cr%40t@127.0.0.1:{}/d", closed_port());
-    let run = bellwire(&[("DATABASE_URL", &nowhere), ("rabbitmq.exchange", &world.exchange)], &["check"]).await;
+    let run = bellwire(
+        &[
+            ("DATABASE_URL", &nowhere),
+            ("rabbitmq.exchange", &world.exchange),
+        ],
+        &["check"],
+    )
+    .await;
     assert_eq!(run.status.code(), FAILED, "{}\n{}", run.stdout, run.stderr);
     let lines: Vec<_> = run.stdout.lines().collect();
-    assert!(lines[0].starts_with("FAIL database ") && lines[0].contains("refused"), "{}", run.stdout);
+    assert!(
+        lines[0].starts_with("FAIL database ") && lines[0].contains("refused"),
+        "{}",
+        run.stdout
+    );
     assert!(lines[1].starts_with("ok   rabbitmq "), "{}", run.stdout);
 
     let nowhere = format!("amqp://u:S3cr%40t@127.0.0.1:{}/", closed_port());
-    let run = world.command(&[("AMQP_URL", &nowhere)], &["check", "--json"]).await;
+    let run = world
+        .command(&[("AMQP_URL", &nowhere)], &["check", "--json"])
+        .await;
     assert_eq!(run.status.code(), FAILED);
     let report: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!(report["ok"], false);
@@ -155,7 +257,11 @@ async fn check_tells_what_is_missing_line_by_line() {
     world.sql("DROP INDEX outbox_claim").await;
     let run = world.command(&[], &["check"]).await;
     assert_eq!(run.status.code(), FAILED);
-    assert!(run.stdout.contains("FAIL outbox ") && run.stdout.contains("outbox_claim"), "{}", run.stdout);
+    assert!(
+        run.stdout.contains("FAIL outbox ") && run.stdout.contains("outbox_claim"),
+        "{}",
+        run.stdout
+    );
     world.clean().await;
 }
 
@@ -163,7 +269,13 @@ async fn check_tells_what_is_missing_line_by_line() {
 async fn wrong_passwords_and_payloads_are_in_no_output() {
     let world = World::new().await;
     let marker = "PAYLOADMARKER";
-    world.insert(("order", "1"), "Placed", &format!("{{\"secret\": \"{marker}\"}}")).await;
+    world
+        .insert(
+            ("order", "1"),
+            "Placed",
+            &format!("{{\"secret\": \"{marker}\"}}"),
+        )
+        .await;
     let wrong = |url: &str| {
         let mut url = url::Url::parse(url).unwrap();
         url.set_password(Some("S3cr@t")).unwrap();
@@ -171,12 +283,22 @@ async fn wrong_passwords_and_payloads_are_in_no_output() {
     };
     let loud = ("log.level", "trace");
     let amqp = wrong(&amqp_url());
-    for settings in [vec![("AMQP_URL", amqp.as_str())], vec![("AMQP_URL", amqp.as_str()), loud]] {
-        for arguments in [["run", "--once"].as_slice(), &["check"], &["check", "--json"]] {
+    for settings in [
+        vec![("AMQP_URL", amqp.as_str())],
+        vec![("AMQP_URL", amqp.as_str()), loud],
+    ] {
+        for arguments in [
+            ["run", "--once"].as_slice(),
+            &["check"],
+            &["check", "--json"],
+        ] {
             let run = world.command(&settings, arguments).await;
             assert_eq!(run.status.code(), FAILED, "{}\n{}", run.stdout, run.stderr);
             let output = format!("{}\n{}", run.stdout, run.stderr);
-            assert!(output.contains("rejected the user name or password"), "{output}");
+            assert!(
+                output.contains("rejected the user name or password"),
+                "{output}"
+            );
             assert!(!output.contains(SECRET), "{output}");
             assert!(!output.contains(marker), "{output}");
         }
@@ -185,13 +307,27 @@ async fn wrong_passwords_and_payloads_are_in_no_output() {
     // An unroutable event and a delivered one, everything logged.
     world.unbind("#").await;
     world.bind("order.*").await;
-    world.insert(("invoice", "1"), "Sent", &format!("{{\"secret\": \"{marker}\"}}")).await;
+    world
+        .insert(
+            ("invoice", "1"),
+            "Sent",
+            &format!("{{\"secret\": \"{marker}\"}}"),
+        )
+        .await;
     let mut relay = world.ready_relay(&[loud]).await;
     relay.until_logged("failed attempt 1", SOON).await;
-    world.until("SELECT count(*) = 1 FROM outbox WHERE status = 'published'", SOON).await;
+    world
+        .until(
+            "SELECT count(*) = 1 FROM outbox WHERE status = 'published'",
+            SOON,
+        )
+        .await;
     relay.terminate(SOON).await;
     assert!(!relay.log().contains(marker));
-    let password = url::Url::parse(&amqp_url()).unwrap().password().map(str::to_owned);
+    let password = url::Url::parse(&amqp_url())
+        .unwrap()
+        .password()
+        .map(str::to_owned);
     if let Some(password) = password.filter(|password| password != "guest") {
         assert!(!relay.log().contains(&password));
     }
@@ -217,11 +353,30 @@ async fn an_unknown_database_or_role_is_one_line() {
 async fn an_outbox_of_another_shape_is_refused_at_the_start() {
     // What was done to it, and the words that name the object and the remedy.
     let cases: &[(&str, &[&str])] = &[
-        ("DROP TABLE outbox", &[".outbox does not exist", "bellwire migrate", "database.table"]),
-        ("ALTER TABLE outbox ALTER payload TYPE text", &["column payload", "text", "jsonb"]),
-        ("ALTER TABLE outbox ALTER id TYPE integer", &["column id", "integer", "bigint"]),
-        ("ALTER TABLE outbox ALTER created_at TYPE timestamp", &["column created_at", "with time zone"]),
-        ("ALTER TABLE outbox DROP headers", &["no column headers", "jsonb"]),
+        (
+            "DROP TABLE outbox",
+            &[
+                ".outbox does not exist",
+                "bellwire migrate",
+                "database.table",
+            ],
+        ),
+        (
+            "ALTER TABLE outbox ALTER payload TYPE text",
+            &["column payload", "text", "jsonb"],
+        ),
+        (
+            "ALTER TABLE outbox ALTER id TYPE integer",
+            &["column id", "integer", "bigint"],
+        ),
+        (
+            "ALTER TABLE outbox ALTER created_at TYPE timestamp",
+            &["column created_at", "with time zone"],
+        ),
+        (
+            "ALTER TABLE outbox DROP headers",
+            &["no column headers", "jsonb"],
+        ),
         (
             "ALTER TABLE outbox RENAME TO o; CREATE VIEW outbox AS SELECT * FROM o",
             &["a view", "ordinary table", "database.table"],
@@ -230,13 +385,22 @@ async fn an_outbox_of_another_shape_is_refused_at_the_start() {
             "DROP TABLE outbox; CREATE TABLE outbox (id bigint) PARTITION BY RANGE (id)",
             &["partitioned", "ordinary table", "database.table"],
         ),
-        ("DROP INDEX outbox_holding", &["index outbox_holding", "bellwire migrate"]),
-        ("DELETE FROM outbox_migrations", &["schema version 0", "bellwire migrate"]),
+        (
+            "DROP INDEX outbox_holding",
+            &["index outbox_holding", "bellwire migrate"],
+        ),
+        (
+            "DELETE FROM outbox_migrations",
+            &["schema version 0", "bellwire migrate"],
+        ),
         (
             "INSERT INTO outbox_migrations SELECT version + 1, 'x', applied_on, checksum FROM outbox_migrations",
             &["schema version 2", "newer bellwire"],
         ),
-        ("DROP TABLE outbox_migrations", &["not set up by Bellwire", "bellwire migrate"]),
+        (
+            "DROP TABLE outbox_migrations",
+            &["not set up by Bellwire", "bellwire migrate"],
+        ),
         ("DROP TABLE outbox_relay_state", &["outbox_relay_state"]),
         ("DROP TABLE outbox_bucket", &["outbox_bucket"]),
     ];
@@ -254,8 +418,14 @@ async fn an_outbox_of_another_shape_is_refused_at_the_start() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_table_that_cannot_be_adopted_is_refused_untouched() {
     let cases: &[(&str, &[&str])] = &[
-        ("CREATE VIEW outbox AS SELECT 1 AS id", &["a view", "ordinary table"]),
-        ("CREATE TABLE outbox (id bigint, payload text)", &["outbox", "no column aggregate_type"]),
+        (
+            "CREATE VIEW outbox AS SELECT 1 AS id",
+            &["a view", "ordinary table"],
+        ),
+        (
+            "CREATE TABLE outbox (id bigint, payload text)",
+            &["outbox", "no column aggregate_type"],
+        ),
         (
             "CREATE TABLE outbox (id uuid, aggregate_type text, aggregate_id text, event_type text, payload jsonb)",
             &["column id", "uuid", "bigint"],
@@ -266,7 +436,10 @@ async fn a_table_that_cannot_be_adopted_is_refused_untouched() {
         world.sql(make).await;
         let run = world.command(&[], &["migrate"]).await;
         assert_one_line(&run, MISCONFIGURED, words);
-        let sql = format!("SELECT count(*) FROM pg_class WHERE relnamespace = '{}'::regnamespace AND relname LIKE 'outbox_%'", world.schema);
+        let sql = format!(
+            "SELECT count(*) FROM pg_class WHERE relnamespace = '{}'::regnamespace AND relname LIKE 'outbox_%'",
+            world.schema
+        );
         assert_eq!(world.one::<i64>(&sql).await, 0);
         world.clean().await;
     }
@@ -288,14 +461,18 @@ fn the_example_shows_every_option_at_its_default() {
     let mut options = 0;
     for line in shown.lines() {
         let indent = line.len() - line.trim_start().len();
-        let Some((name, _)) = line.trim().split_once(':') else { continue };
+        let Some((name, _)) = line.trim().split_once(':') else {
+            continue;
+        };
         match indent {
             4 => section = name,
             8 => {
                 let (_, of_section) = text.split_once(&format!("\n[{section}]\n")).unwrap();
                 let of_section = of_section.split("\n[").next().unwrap();
                 let has = of_section.lines().any(|line| {
-                    line.trim_start_matches(['#', ' ']).split_once(" =").is_some_and(|(key, _)| key == name)
+                    line.trim_start_matches(['#', ' '])
+                        .split_once(" =")
+                        .is_some_and(|(key, _)| key == name)
                 });
                 assert!(has, "[{section}] {name} is not in the example");
                 options += 1;

@@ -52,12 +52,19 @@ impl World {
         let committed = self.committed().await;
         let arrivals = self.arrivals(committed.len(), SOON).await;
         Ledger::of(&arrivals).assert_sound(&committed);
-        assert_eq!(self.one::<i64>("SELECT count(*) FROM outbox WHERE attempts > 0").await, 0, "attempts were counted");
+        assert_eq!(
+            self.one::<i64>("SELECT count(*) FROM outbox WHERE attempts > 0")
+                .await,
+            0,
+            "attempts were counted"
+        );
     }
 }
 
 async fn broker_away(how: &str) {
-    let Some(servers) = Shared::ours() else { return };
+    let Some(servers) = Shared::ours() else {
+        return;
+    };
     let mut world = World::new().await;
     let relay = world.ready_relay(&[]).await;
     let load = Load::start(&world);
@@ -85,7 +92,9 @@ async fn a_broker_killed_and_started_again_costs_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_killed_and_started_again_costs_nothing() {
-    let Some(servers) = Shared::ours() else { return };
+    let Some(servers) = Shared::ours() else {
+        return;
+    };
     let mut world = World::new().await;
     let relay = world.ready_relay(&[]).await;
     let load = Load::start(&world);
@@ -102,7 +111,9 @@ async fn a_database_killed_and_started_again_costs_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_stopped_while_nothing_is_to_be_done_is_found_again() {
-    let Some(servers) = Shared::ours() else { return };
+    let Some(servers) = Shared::ours() else {
+        return;
+    };
     let mut world = World::new().await;
     let relay = world.ready_relay(&[("relay.tick", "10m")]).await;
     servers.run(&["stop", "postgres"]).await;
@@ -116,20 +127,34 @@ async fn a_database_stopped_while_nothing_is_to_be_done_is_found_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_asks_to_wait_gets_nothing_and_costs_nothing() {
-    let Some(servers) = Shared::ours() else { return };
+    let Some(servers) = Shared::ours() else {
+        return;
+    };
     let mut world = World::new().await;
     let relay = world.ready_relay(&[]).await;
     world.insert(("order", "1"), "Placed", "{}").await;
     world.until_published(SOON).await;
-    servers.rabbitmqctl(&["set_vm_memory_high_watermark", "0.00001"]).await;
+    servers
+        .rabbitmqctl(&["set_vm_memory_high_watermark", "0.00001"])
+        .await;
     for number in 0..20 {
-        world.insert(("order", &(number % 5).to_string()), "Placed", "{}").await;
+        world
+            .insert(("order", &(number % 5).to_string()), "Placed", "{}")
+            .await;
     }
     relay.until_logged("the broker asks to wait", SOON).await;
     // Longer than the lease and the confirm timeout of these tests.
     tokio::time::sleep(Duration::from_secs(7)).await;
-    assert_eq!(world.one::<i64>("SELECT count(*) FROM outbox WHERE attempts > 0").await, 0, "attempts were counted");
-    servers.rabbitmqctl(&["set_vm_memory_high_watermark", "0.4"]).await;
+    assert_eq!(
+        world
+            .one::<i64>("SELECT count(*) FROM outbox WHERE attempts > 0")
+            .await,
+        0,
+        "attempts were counted"
+    );
+    servers
+        .rabbitmqctl(&["set_vm_memory_high_watermark", "0.4"])
+        .await;
     world.assert_all_delivered().await;
     world.clean().await;
 }
@@ -139,34 +164,58 @@ const DEFAULT_MAX_MESSAGE_SIZE: usize = 134_217_728;
 
 fn max_message_size(bytes: usize) -> String {
     // The second is where it is looked up when a message comes.
-    format!("application:set_env(rabbit, max_message_size, {bytes}), persistent_term:put(max_message_size, {bytes}).")
+    format!(
+        "application:set_env(rabbit, max_message_size, {bytes}), persistent_term:put(max_message_size, {bytes})."
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_oversize_event_dies_alone() {
-    let Some(servers) = Shared::ours() else { return };
+    let Some(servers) = Shared::ours() else {
+        return;
+    };
     let mut world = World::new().await;
-    servers.rabbitmqctl(&["eval", &max_message_size(1_048_576)]).await;
+    servers
+        .rabbitmqctl(&["eval", &max_message_size(1_048_576)])
+        .await;
     let mut good = Vec::new();
     let mut bad = Vec::new();
     let large = format!("\"{}\"", "x".repeat(2 << 20));
     for round in 0..5 {
         for number in 0..20 {
-            good.push(world.insert(("order", &number.to_string()), "Placed", "{}").await);
+            good.push(
+                world
+                    .insert(("order", &number.to_string()), "Placed", "{}")
+                    .await,
+            );
         }
-        bad.push(world.insert(("large", &round.to_string()), "Placed", &large).await);
+        bad.push(
+            world
+                .insert(("large", &round.to_string()), "Placed", &large)
+                .await,
+        );
     }
     // All in one partition: they share a channel.
     let _relay = world.ready_relay(&[("relay.partitions", "1")]).await;
     world.until_published(SECONDS).await;
-    servers.rabbitmqctl(&["eval", &max_message_size(DEFAULT_MAX_MESSAGE_SIZE)]).await;
+    servers
+        .rabbitmqctl(&["eval", &max_message_size(DEFAULT_MAX_MESSAGE_SIZE)])
+        .await;
     let arrivals = world.arrivals(good.len(), SOON).await;
     Ledger::of(&arrivals).assert_sound(&good);
     for id in bad {
-        let error: String =
-            world.one(&format!("SELECT status || attempts || ' ' || last_error FROM outbox WHERE id = {id}")).await;
+        let error: String = world
+            .one(&format!(
+                "SELECT status || attempts || ' ' || last_error FROM outbox WHERE id = {id}"
+            ))
+            .await;
         assert!(error.starts_with("dead1 too_large: "), "{error}");
     }
-    assert_eq!(world.one::<i64>("SELECT sum(attempts) FROM outbox WHERE aggregate_type = 'order'").await, 0);
+    assert_eq!(
+        world
+            .one::<i64>("SELECT sum(attempts) FROM outbox WHERE aggregate_type = 'order'")
+            .await,
+        0
+    );
     world.clean().await;
 }

@@ -12,3 +12,4 @@ mod wakeup;
 mod broker;
 mod exclusive;
 mod configuration;
+mod fidelity;

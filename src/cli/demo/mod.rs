@@ -1,25 +1,21 @@
 //! `bellwire demo`: write events, kill a relay midway, and count what arrives.
 //!
 //! Everything is real: the servers, the relays (processes of this program), the transactions, the
-//! SIGKILL, the consumer. Writers ([`write`]) and the consumer ([`read`]) tell one loop ([`Watch`])
+//! SIGKILL, the consumer. Writers ([`write`]) and the consumer ([`read`]) tell one loop ([`watch`])
 //! what happened and when; the loop keeps the [`tally`], kills the relay when it is time, and knows
 //! when nothing more is to come. Whatever ends the demo, dropping its future ends the processes and
 //! tasks, and [`stage`] then removes what was made in the servers.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio::task::JoinSet;
 
+use self::relays::Relays;
+use self::report::{Findings, Progress};
+use self::stage::Stage;
+use self::watch::Watch;
 use super::{FAILED, Failure};
 use crate::config::Config;
-use relays::Relays;
-use report::{Findings, Kill, Progress};
-use stage::Stage;
-use tally::{Arrival, Tally};
 
 mod payload;
 mod read;
@@ -27,15 +23,8 @@ mod relays;
 mod report;
 mod stage;
 mod tally;
+mod watch;
 mod write;
-
-/// Without any commit or arrival for so long, what is missing counts as lost. Twice the lease if
-/// that is longer: rows of a frozen relay wait for it.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Nothing arrives for so long: then no repeat is on its way either.
-const QUIET: Duration = Duration::from_millis(500);
-/// Between looks at the relays and redraws.
-const TICK: Duration = Duration::from_millis(100);
 
 /// Write events, kill a relay midway, and count what arrives.
 #[derive(Args, Debug)]
@@ -60,14 +49,6 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-/// What the loop is told.
-enum News {
-    Committed { ids: Vec<i64>, at: Instant },
-    RolledBack(usize),
-    Arrived(Arrival),
-    TakenOver(Option<Duration>),
-}
-
 pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Failure> {
     let mut stop = Stop::new().context("cannot handle signals")?;
     let stage = Stage::new(config)?;
@@ -80,47 +61,96 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
     progress.clear();
     let left = tokio::select! {
         left = stage.remove() => left,
-        () = stop.asked() => vec![format!("told to stop twice: {} may be left behind", stage.config().database.schema)],
+        () = stop.asked() => vec![format!("told to stop twice: {} may be left behind", stage.name())],
     };
     for line in left {
         eprintln!("bellwire: {line}");
     }
     let findings = outcome?;
     if arguments.json {
-        println!("{}", report::json(&findings.verdict).map_err(anyhow::Error::from)?);
+        println!(
+            "{}",
+            report::json(&findings.verdict).map_err(anyhow::Error::from)?
+        );
     } else {
         println!("{}", report::table(&findings, &arguments));
     }
-    Ok(if findings.verdict.is_clean() { 0 } else { FAILED })
+    Ok(if findings.verdict.is_clean() {
+        0
+    } else {
+        FAILED
+    })
 }
 
-async fn perform(stage: &Stage, arguments: &Arguments, progress: &Progress) -> Result<Findings, Failure> {
-    progress.step(format!("schema, exchange and queue {}", stage.config().database.schema));
+async fn perform(
+    stage: &Stage,
+    arguments: &Arguments,
+    progress: &Progress,
+) -> Result<Findings, Failure> {
+    progress.step(format!("schema, exchange and queue {}", stage.name()));
     let reader = stage.set_up().await?;
     let mut relays = Relays::new(stage);
-    let (tell, news) = unbounded_channel();
-    // Aborted when dropped.
-    let mut tasks = JoinSet::new();
-    tasks.spawn(reader.run(tell.clone()));
-    let played = async {
-        for _ in 0..arguments.relays {
-            relays.start()?;
-        }
-        relays.up().await?;
-        progress.step(format!("{} relay(s) up, writing", arguments.relays));
-        for writer in write::share(arguments.events, arguments.aggregates, arguments.writers) {
-            tasks.spawn(writer.run(stage.store().clone(), tell.clone()));
-        }
-        let mut watch = Watch::new(stage, arguments, progress, &mut relays, tasks, news);
-        watch.until_delivered(&tell).await?;
-        watch.until_quiet().await?;
-        Ok(watch.findings)
-    };
-    let findings: anyhow::Result<Findings> = Box::pin(played).await;
-    let in_order = findings.as_ref().is_ok_and(|findings| findings.verdict.is_clean() && findings.unmarked == 0);
-    if !in_order {
+    let watch = Watch::new(stage, arguments, progress, reader);
+    let played = Box::pin(play(watch, &mut relays, arguments, progress)).await;
+    let fine = played
+        .as_ref()
+        .is_ok_and(|findings| findings.verdict.is_clean() && findings.unmarked == 0);
+    if !fine {
         progress.clear();
         show_trouble(stage, &mut relays).await;
     }
-    Ok(findings?)
+    Ok(played?)
+}
+
+async fn play(
+    mut watch: Watch<'_>,
+    relays: &mut Relays<'_>,
+    arguments: &Arguments,
+    progress: &Progress,
+) -> anyhow::Result<Findings> {
+    for _ in 0..arguments.relays {
+        relays.start()?;
+    }
+    relays.up().await?;
+    progress.step(format!("{} relay(s) up, writing", arguments.relays));
+    watch.write();
+    watch.until_delivered(relays).await?;
+    let unmarked = watch.until_quiet().await?;
+    Ok(watch.findings(unmarked))
+}
+
+/// What helps to find out why, before it is removed.
+async fn show_trouble(stage: &Stage, relays: &mut Relays<'_>) {
+    let rows = stage
+        .rows()
+        .await
+        .unwrap_or_else(|error| vec![error.to_string()]);
+    for line in rows.into_iter().chain(relays.last_lines()) {
+        eprintln!("bellwire: {line}");
+    }
+}
+
+/// Every way to be told to stop: all end in the removal of what was made.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Stop {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
 }

@@ -10,17 +10,49 @@ pub(super) const ROLLED_BACK: &str = "\"rolled_back\": true";
 
 /// Aggregate types, the prefix of their ids, and what happens to them.
 const TYPES: [(&str, &str, &[&str]); 4] = [
-    ("order", "ORD", &["OrderPlaced", "OrderPaid", "OrderAmended", "OrderCancelled"]),
-    ("payment", "PAY", &["PaymentAuthorised", "PaymentCaptured", "PaymentRefunded"]),
-    ("customer", "CUS", &["CustomerRegistered", "AddressChanged", "ConsentWithdrawn"]),
-    ("shipment", "SHP", &["ShipmentPacked", "ShipmentDispatched", "ShipmentDelivered"]),
+    (
+        "order",
+        "ORD",
+        &["OrderPlaced", "OrderPaid", "OrderAmended", "OrderCancelled"],
+    ),
+    (
+        "payment",
+        "PAY",
+        &["PaymentAuthorised", "PaymentCaptured", "PaymentRefunded"],
+    ),
+    (
+        "customer",
+        "CUS",
+        &["CustomerRegistered", "AddressChanged", "ConsentWithdrawn"],
+    ),
+    (
+        "shipment",
+        "SHP",
+        &["ShipmentPacked", "ShipmentDispatched", "ShipmentDelivered"],
+    ),
 ];
-const CUSTOMERS: [&str; 6] =
-    ["Zoë Lindqvist", "Jürgen Müller", "Nguyễn Thị Hà", "山田 太郎", "Łukasz Wójcik", "Siobhán O’Connor"];
-const STREETS: [&str; 4] = ["Königsallee 12", "Rue de l’Église 7 bis", "Åsögatan 101", "ул. Пушкина, д. 4"];
+const CUSTOMERS: [&str; 6] = [
+    "Zoë Lindqvist",
+    "Jürgen Müller",
+    "Nguyễn Thị Hà",
+    "山田 太郎",
+    "Łukasz Wójcik",
+    "Siobhán O’Connor",
+];
+const STREETS: [&str; 4] = [
+    "Königsallee 12",
+    "Rue de l’Église 7 bis",
+    "Åsögatan 101",
+    "ул. Пушкина, д. 4",
+];
 const CITIES: [&str; 4] = ["Düsseldorf", "Besançon", "Göteborg", "Kraków"];
-const PRODUCTS: [&str; 5] =
-    ["Espresso cups, set of 6 ☕", "Desk lamp “Föhr”", "Crème brûlée torch", "木製まな板", "Notebook A5\tdotted"];
+const PRODUCTS: [&str; 5] = [
+    "Espresso cups, set of 6 ☕",
+    "Desk lamp “Föhr”",
+    "Crème brûlée torch",
+    "木製まな板",
+    "Notebook A5\tdotted",
+];
 
 /// What a writer inserts.
 #[derive(Clone, Debug)]
@@ -138,7 +170,10 @@ fn body<'a>(aggregate_type: &str, id: &'a str) -> Body<'a> {
             fee: money(number(1..900)),
             currency: "EUR",
             exchange_rate: 1.083_417,
-            card: Card { brand: "Visa", last4: format!("{:04}", number(0..10_000)) },
+            card: Card {
+                brand: "Visa",
+                last4: format!("{:04}", number(0..10_000)),
+            },
             captured_at: now(),
         },
         "customer" => Body::Customer {
@@ -171,19 +206,29 @@ fn order(order_id: &str, placed_at: String) -> Body<'_> {
         lines: lines(),
         total: money(number(500..900_000)),
         currency: "EUR",
-        note: rand::random_bool(0.3).then_some("Please ring twice – \"the bell\" is broken\nMerci ! 🎁"),
+        note: rand::random_bool(0.3)
+            .then_some("Please ring twice – \"the bell\" is broken\nMerci ! 🎁"),
     }
 }
 
 fn customer() -> Customer {
     let name = pick(&CUSTOMERS);
     let email = format!("customer{}@example.org", number(1..100_000));
-    Customer { name, email, vip: rand::random_bool(0.1) }
+    Customer {
+        name,
+        email,
+        vip: rand::random_bool(0.1),
+    }
 }
 
 fn address() -> Address {
     let postcode = format!("{:05}", number(0..100_000));
-    Address { street: pick(&STREETS), city: pick(&CITIES), postcode, country: "DE" }
+    Address {
+        street: pick(&STREETS),
+        city: pick(&CITIES),
+        postcode,
+        country: "DE",
+    }
 }
 
 fn lines() -> Vec<Line> {

@@ -39,7 +39,13 @@ pub(super) struct Relays<'a> {
 
 impl<'a> Relays<'a> {
     pub(super) fn new(stage: &'a Stage) -> Self {
-        Self { stage, running: Vec::new(), logs: Vec::new(), started: 0, keep_logs: false }
+        Self {
+            stage,
+            running: Vec::new(),
+            logs: Vec::new(),
+            started: 0,
+            keep_logs: false,
+        }
     }
 
     /// Starts one more.
@@ -62,7 +68,11 @@ impl<'a> Relays<'a> {
         loop {
             self.check_alive()?;
             let replicas = self.stage.store().replicas().await?;
-            let names: Vec<&str> = self.running.iter().map(|relay| relay.name.as_str()).collect();
+            let names: Vec<&str> = self
+                .running
+                .iter()
+                .map(|relay| relay.name.as_str())
+                .collect();
             if all_delivering(&replicas, &names) {
                 return Ok(());
             }
@@ -76,7 +86,11 @@ impl<'a> Relays<'a> {
     /// A relay that ended by itself is a failure of the demo.
     pub(super) fn check_alive(&mut self) -> anyhow::Result<()> {
         for relay in &mut self.running {
-            if let Some(status) = relay.process.try_wait().context("cannot look after a relay")? {
+            if let Some(status) = relay
+                .process
+                .try_wait()
+                .context("cannot look after a relay")?
+            {
                 bail!("{} ended by itself: {status}", relay.name);
             }
         }
@@ -87,7 +101,11 @@ impl<'a> Relays<'a> {
     pub(super) async fn kill_one(&mut self) -> anyhow::Result<String> {
         let mut relay = self.running.remove(0);
         // SIGKILL to it alone; waits until it is gone.
-        relay.process.kill().await.with_context(|| format!("cannot kill {}", relay.name))?;
+        relay
+            .process
+            .kill()
+            .await
+            .with_context(|| format!("cannot kill {}", relay.name))?;
         Ok(relay.name)
     }
 
@@ -96,7 +114,11 @@ impl<'a> Relays<'a> {
         self.keep_logs = true;
         let mut lines = Vec::new();
         for relay in &self.running {
-            lines.push(format!("{} (whole log: {}):", relay.name, relay.log.display()));
+            lines.push(format!(
+                "{} (whole log: {}):",
+                relay.name,
+                relay.log.display()
+            ));
             let text = std::fs::read_to_string(&relay.log).unwrap_or_default();
             let all: Vec<&str> = text.lines().collect();
             let last = all.len().saturating_sub(LAST_LINES);
@@ -119,7 +141,9 @@ impl Drop for Relays<'_> {
 
 fn all_delivering(replicas: &[ReplicaStatus], names: &[&str]) -> bool {
     let delivering = |name: &&str| {
-        replicas.iter().any(|replica| is_of(replica, name) && replica.ready && replica.buckets > 0)
+        replicas
+            .iter()
+            .any(|replica| is_of(replica, name) && replica.ready && replica.buckets > 0)
     };
     names.iter().all(delivering) && buckets(replicas) == i32::from(BUCKETS)
 }
@@ -130,12 +154,19 @@ fn buckets(replicas: &[ReplicaStatus]) -> i32 {
 
 /// A replica's name in the database is the relay's with the number of its token.
 fn is_of(replica: &ReplicaStatus, relay: &str) -> bool {
-    replica.name.strip_prefix(relay).is_some_and(|rest| rest.is_empty() || rest.starts_with('#'))
+    replica
+        .name
+        .strip_prefix(relay)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('#'))
 }
 
 /// Waits until the dead relay is forgotten and others own every bucket. None if they never do.
-pub(super) async fn taken_over(store: &Store, dead: &str, patience: Duration) -> Option<Duration> {
-    let killed = Instant::now();
+pub(super) async fn taken_over(
+    store: &Store,
+    dead: &str,
+    killed: Instant,
+    patience: Duration,
+) -> Option<Duration> {
     while killed.elapsed() < patience {
         // An error here says nothing: the writers and the consumer will notice a lost server.
         if let Ok(replicas) = store.replicas().await
@@ -178,8 +209,17 @@ fn command(config: &Config, name: &str, stderr: File) -> anyhow::Result<Command>
 }
 
 fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
-    let Config { database, rabbitmq, relay, retry, log, .. } = config;
-    let url = |url: &Option<crate::config::Secret>| url.as_ref().map_or("", |url| url.expose()).to_owned();
+    let Config {
+        database,
+        rabbitmq,
+        relay,
+        retry,
+        log,
+        ..
+    } = config;
+    let url = |url: &Option<crate::config::Secret>| {
+        url.as_ref().map_or("", |url| url.expose()).to_owned()
+    };
     let duration = |duration| humantime::format_duration(duration).to_string();
     let message_id = match rabbitmq.message_id {
         MessageId::Id => "id",
@@ -193,8 +233,14 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         ("BELLWIRE_RABBITMQ__EXCHANGE", rabbitmq.exchange.clone()),
         ("BELLWIRE_RABBITMQ__SOURCE", rabbitmq.source.clone()),
         ("BELLWIRE_RABBITMQ__MESSAGE_ID", message_id.to_owned()),
-        ("BELLWIRE_RABBITMQ__CONFIRM_TIMEOUT", duration(rabbitmq.confirm_timeout)),
-        ("BELLWIRE_RABBITMQ__CONNECT_TIMEOUT", duration(rabbitmq.connect_timeout)),
+        (
+            "BELLWIRE_RABBITMQ__CONFIRM_TIMEOUT",
+            duration(rabbitmq.confirm_timeout),
+        ),
+        (
+            "BELLWIRE_RABBITMQ__CONNECT_TIMEOUT",
+            duration(rabbitmq.connect_timeout),
+        ),
         ("BELLWIRE_RELAY__NAME", name.to_owned()),
         ("BELLWIRE_RELAY__PARTITIONS", relay.partitions.to_string()),
         ("BELLWIRE_RELAY__WINDOW", relay.window.to_string()),
@@ -202,9 +248,15 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         ("BELLWIRE_RELAY__LEASE", duration(relay.lease)),
         ("BELLWIRE_RELAY__TICK", duration(relay.tick)),
         ("BELLWIRE_RELAY__GRACE", duration(relay.grace)),
-        ("BELLWIRE_RETRY__MAX_ATTEMPTS", retry.max_attempts.to_string()),
+        (
+            "BELLWIRE_RETRY__MAX_ATTEMPTS",
+            retry.max_attempts.to_string(),
+        ),
         ("BELLWIRE_RETRY__BACKOFF", duration(retry.backoff)),
-        ("BELLWIRE_RETRY__STOP_AFTER_FAILURES", retry.stop_after_failures.to_string()),
+        (
+            "BELLWIRE_RETRY__STOP_AFTER_FAILURES",
+            retry.stop_after_failures.to_string(),
+        ),
         // Two relays cannot open the same port.
         ("BELLWIRE_ADMIN__LISTEN", "off".to_owned()),
         ("BELLWIRE_LOG__LEVEL", log.level.clone()),
@@ -232,10 +284,22 @@ mod tests {
     fn up_means_all_ready_with_all_buckets_shared_out() {
         let names = ["relay-a", "relay-b"];
         let up = |a, b| all_delivering(&[a, b], &names);
-        assert!(up(replica("relay-a#1", true, 32), replica("relay-b#2", true, 32)));
-        assert!(!up(replica("relay-a#1", true, 32), replica("relay-b#2", false, 32)));
-        assert!(!up(replica("relay-a#1", true, 64), replica("relay-b#2", true, 0)));
-        assert!(!up(replica("relay-a#1", true, 32), replica("relay-b#2", true, 31)));
+        assert!(up(
+            replica("relay-a#1", true, 32),
+            replica("relay-b#2", true, 32)
+        ));
+        assert!(!up(
+            replica("relay-a#1", true, 32),
+            replica("relay-b#2", false, 32)
+        ));
+        assert!(!up(
+            replica("relay-a#1", true, 64),
+            replica("relay-b#2", true, 0)
+        ));
+        assert!(!up(
+            replica("relay-a#1", true, 32),
+            replica("relay-b#2", true, 31)
+        ));
     }
 
     #[test]
@@ -243,7 +307,9 @@ mod tests {
         let mut builder = config::Config::builder();
         for (variable, value) in environment(&Config::default(), "relay-a") {
             if let Some(key) = variable.strip_prefix("BELLWIRE_") {
-                builder = builder.set_override(key.to_lowercase().replace("__", "."), value).unwrap();
+                builder = builder
+                    .set_override(key.to_lowercase().replace("__", "."), value)
+                    .unwrap();
             }
         }
         let read: Config = builder.build().unwrap().try_deserialize().unwrap();

@@ -39,7 +39,8 @@ impl Progress {
         // Hides itself where standard error is no terminal.
         let target = ProgressDrawTarget::stderr();
         let bar = ProgressBar::with_draw_target(Some(u64::from(arguments.events)), target);
-        let style = ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} delivered  {msg}");
+        let style =
+            ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} delivered  {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         Self(bar)
     }
@@ -50,7 +51,11 @@ impl Progress {
     }
 
     pub(super) fn show(&self, tally: &Tally) {
-        self.0.set_message(format!("{} committed, {} repeats", tally.committed_count(), tally.repeats()));
+        self.0.set_message(format!(
+            "{} committed, {} repeats",
+            tally.committed_count(),
+            tally.repeats()
+        ));
         self.0.set_position(tally.delivered_count());
     }
 
@@ -107,27 +112,65 @@ pub(super) fn json(verdict: &Verdict) -> serde_json::Result<String> {
 pub(super) fn table(findings: &Findings, arguments: &Arguments) -> String {
     let verdict = &findings.verdict;
     let latency = |of: fn((Duration, Duration)) -> Duration| {
-        verdict.latency.map_or("none".to_owned(), |pair| format!("{:.1} ms", ms(of(pair))))
+        verdict
+            .latency
+            .map_or("none".to_owned(), |pair| format!("{:.1} ms", ms(of(pair))))
     };
     let rolled_back = format!("of {} events rolled back", findings.rolled_back);
     let lines = [
-        ("committed", verdict.committed.to_string(), written(arguments)),
+        (
+            "committed",
+            verdict.committed.to_string(),
+            written(arguments),
+        ),
         ("delivered", verdict.delivered.to_string(), String::new()),
         ("lost", verdict.lost.to_string(), String::new()),
-        ("repeats", verdict.repeats.to_string(), "allowed: consumers drop them by message id".into()),
-        ("order violations", verdict.order_violations.to_string(), "within an aggregate, repeats dropped".into()),
-        ("rolled back, seen", verdict.rolled_back_seen.to_string(), rolled_back),
-        ("latency p50", latency(|pair| pair.0), "from commit to consumer, writers at full speed".into()),
-        ("latency p99", latency(|pair| pair.1), "includes the kill".into()),
-        ("events per second", format!("{:.0}", verdict.events_per_second()), String::new()),
+        (
+            "repeats",
+            verdict.repeats.to_string(),
+            "allowed: consumers drop them by message id".into(),
+        ),
+        (
+            "order violations",
+            verdict.order_violations.to_string(),
+            "within an aggregate, repeats dropped".into(),
+        ),
+        (
+            "rolled back, seen",
+            verdict.rolled_back_seen.to_string(),
+            rolled_back,
+        ),
+        (
+            "latency p50",
+            latency(|pair| pair.0),
+            "from commit to consumer, writers at full speed".into(),
+        ),
+        (
+            "latency p99",
+            latency(|pair| pair.1),
+            "includes the kill".into(),
+        ),
+        (
+            "events per second",
+            format!("{:.0}", verdict.events_per_second()),
+            String::new(),
+        ),
     ];
     let mut table: String = lines
         .iter()
-        .map(|(name, value, note)| format!("{name:<18} {value:>11}  {note}").trim_end().to_owned() + "\n")
+        .map(|(name, value, note)| {
+            format!("{name:<18} {value:>11}  {note}")
+                .trim_end()
+                .to_owned()
+                + "\n"
+        })
         .collect();
     table.push_str(&killed(findings.kill.as_ref()));
     if findings.unmarked > 0 {
-        table.push_str(&format!("{} events arrived but are not recorded as published\n", findings.unmarked));
+        table.push_str(&format!(
+            "{} events arrived but are not recorded as published\n",
+            findings.unmarked
+        ));
     }
     table.push_str(&conclusion(verdict));
     table
@@ -141,7 +184,12 @@ fn written(arguments: &Arguments) -> String {
 }
 
 fn killed(kill: Option<&Kill>) -> String {
-    let Some(Kill { relay, after, taken_over }) = kill else {
+    let Some(Kill {
+        relay,
+        after,
+        taken_over,
+    }) = kill
+    else {
         return "no relay was killed\n".to_owned();
     };
     let then = match taken_over {
@@ -153,7 +201,8 @@ fn killed(kill: Option<&Kill>) -> String {
 
 fn conclusion(verdict: &Verdict) -> String {
     if verdict.is_clean() {
-        return "OK: nothing lost, nothing out of order, nothing rolled back was delivered".to_owned();
+        return "OK: nothing lost, nothing out of order, nothing rolled back was delivered"
+            .to_owned();
     }
     format!(
         "FAILED: {} lost, {} out of order, {} rolled back but delivered",
@@ -182,14 +231,27 @@ mod tests {
     fn the_object_has_exactly_the_promised_keys() {
         let expected = r#"{"committed":10,"delivered":10,"lost":0,"repeats":2,"order_violations":0,"rolled_back_seen":0,"latency_ms":{"p50":1.3,"p99":90.0},"events_per_second":5.0}"#;
         assert_eq!(json(&verdict()).unwrap(), expected);
-        let nothing = Verdict { latency: None, ..verdict() };
-        assert!(json(&nothing).unwrap().contains(r#"{"p50":null,"p99":null}"#));
+        let nothing = Verdict {
+            latency: None,
+            ..verdict()
+        };
+        assert!(
+            json(&nothing)
+                .unwrap()
+                .contains(r#"{"p50":null,"p99":null}"#)
+        );
     }
 
     #[test]
     fn the_last_line_is_the_verdict() {
         assert!(conclusion(&verdict()).starts_with("OK"));
-        let bad = Verdict { lost: 1, ..verdict() };
-        assert_eq!(conclusion(&bad), "FAILED: 1 lost, 0 out of order, 0 rolled back but delivered");
+        let bad = Verdict {
+            lost: 1,
+            ..verdict()
+        };
+        assert_eq!(
+            conclusion(&bad),
+            "FAILED: 1 lost, 0 out of order, 0 rolled back but delivered"
+        );
     }
 }

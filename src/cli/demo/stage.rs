@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use lapin::options::{
-    ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+    ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions,
+    QueueDeleteOptions,
 };
 use lapin::types::FieldTable;
 use lapin::uri::AMQPUri;
@@ -24,7 +25,8 @@ use crate::store::{Store, StoreError};
 /// For each conversation with the broker; it takes milliseconds.
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);
 /// The backend of a killed relay may hold its locks a moment longer.
-const DROP_SCHEMA: &str = "SET lock_timeout = '10s'; SET statement_timeout = '30s'; DROP SCHEMA IF EXISTS";
+const DROP_SCHEMA: &str =
+    "SET lock_timeout = '10s'; SET statement_timeout = '30s'; DROP SCHEMA IF EXISTS";
 
 /// The demo's own corner of the user's servers.
 pub(super) struct Stage {
@@ -45,10 +47,22 @@ impl Stage {
         config.rabbitmq.message_id = MessageId::Id;
         config.log.format = LogFormat::Text;
         if config.rabbitmq.url.is_none() {
-            return Err(anyhow!("rabbitmq.url is not set: give it in the configuration file or as AMQP_URL").into());
+            return Err(anyhow!(
+                "rabbitmq.url is not set: give it in the configuration file or as AMQP_URL"
+            )
+            .into());
         }
         let store = open_store(&config, "demo")?;
-        Ok(Self { name, config, store })
+        Ok(Self {
+            name,
+            config,
+            store,
+        })
+    }
+
+    /// Of the schema, the exchange and the queue.
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 
     pub(super) fn config(&self) -> &Config {
@@ -67,23 +81,40 @@ impl Stage {
     /// Makes everything, and starts to read the queue.
     pub(super) async fn set_up(&self) -> Result<Reader, Failure> {
         let client = self.store.connect().await?;
-        let created = client.batch_execute(&format!("CREATE SCHEMA {}", self.name)).await;
+        let created = client
+            .batch_execute(&format!("CREATE SCHEMA {}", self.name))
+            .await;
         created.map_err(StoreError::from)?;
         // Its log lines would run through the progress.
-        self.store.migrate().with_subscriber(NoSubscriber::default()).await?;
+        self.store
+            .migrate()
+            .with_subscriber(NoSubscriber::default())
+            .await?;
         Ok(self.in_time(self.set_up_broker()).await?)
     }
 
     async fn set_up_broker(&self) -> lapin::Result<Reader> {
         let connection = self.connect_broker().await?;
         let channel = connection.create_channel().await?;
-        let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+        let durable = ExchangeDeclareOptions {
+            durable: true,
+            ..ExchangeDeclareOptions::default()
+        };
         let name = || self.name.as_str().into();
-        channel.exchange_declare(name(), ExchangeKind::Topic, durable, FieldTable::default()).await?;
-        let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        channel.queue_declare(name(), durable, FieldTable::default()).await?;
+        channel
+            .exchange_declare(name(), ExchangeKind::Topic, durable, FieldTable::default())
+            .await?;
+        let durable = QueueDeclareOptions {
+            durable: true,
+            ..QueueDeclareOptions::default()
+        };
+        channel
+            .queue_declare(name(), durable, FieldTable::default())
+            .await?;
         let bind = QueueBindOptions::default();
-        channel.queue_bind(name(), name(), "#".into(), bind, FieldTable::default()).await?;
+        channel
+            .queue_bind(name(), name(), "#".into(), bind, FieldTable::default())
+            .await?;
         Reader::start(connection, &self.name).await
     }
 
@@ -91,7 +122,10 @@ impl Stage {
     pub(super) async fn remove(&self) -> Vec<String> {
         let mut left = Vec::new();
         if let Err(error) = self.in_time(self.remove_from_broker()).await {
-            left.push(format!("exchange and queue {} may be left behind: {error:#}", self.name));
+            left.push(format!(
+                "exchange and queue {} may be left behind: {error:#}",
+                self.name
+            ));
         }
         if let Err(error) = self.remove_schema().await {
             left.push(format!("schema {} may be left behind: {error}", self.name));
@@ -104,33 +138,49 @@ impl Stage {
         let connection = self.connect_broker().await?;
         let channel = connection.create_channel().await?;
         let name = || self.name.as_str().into();
-        channel.queue_delete(name(), QueueDeleteOptions::default()).await?;
-        channel.exchange_delete(name(), ExchangeDeleteOptions::default()).await?;
+        channel
+            .queue_delete(name(), QueueDeleteOptions::default())
+            .await?;
+        channel
+            .exchange_delete(name(), ExchangeDeleteOptions::default())
+            .await?;
         connection.close(200, "OK".into()).await
     }
 
     async fn remove_schema(&self) -> Result<(), StoreError> {
         let client = self.store.connect().await?;
-        client.batch_execute(&format!("{DROP_SCHEMA} {} CASCADE", self.name)).await?;
+        client
+            .batch_execute(&format!("{DROP_SCHEMA} {} CASCADE", self.name))
+            .await?;
         Ok(())
     }
 
     async fn connect_broker(&self) -> lapin::Result<Connection> {
-        let url = self.config.rabbitmq.url.as_ref().map_or("", |url| url.expose());
+        let url = self
+            .config
+            .rabbitmq
+            .url
+            .as_ref()
+            .map_or("", |url| url.expose());
         let mut uri = AMQPUri::from_str(url).map_err(std::io::Error::other)?;
         // lapin's own parser takes an IPv6 host for none at all, and goes to localhost.
-        if let Some(url::Host::Ipv6(host)) = url::Url::parse(url).ok().as_ref().and_then(url::Url::host) {
+        if let Some(url::Host::Ipv6(host)) =
+            url::Url::parse(url).ok().as_ref().and_then(url::Url::host)
+        {
             uri.authority.host = host.to_string();
         }
         // An error means that there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let properties = ConnectionProperties::default().with_connection_name("bellwire demo".into());
+        let properties =
+            ConnectionProperties::default().with_connection_name("bellwire demo".into());
         Connection::connect_uri(uri, properties).await
     }
 
     async fn in_time<T>(&self, talk: impl Future<Output = lapin::Result<T>>) -> anyhow::Result<T> {
         let answer = tokio::time::timeout(BROKER_PATIENCE, talk).await;
-        answer.context("RabbitMQ does not answer")?.context("RabbitMQ")
+        answer
+            .context("RabbitMQ does not answer")?
+            .context("RabbitMQ")
     }
 
     /// How many rows are in which state, and in whose hand: for a report of trouble.

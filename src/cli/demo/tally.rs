@@ -120,7 +120,9 @@ impl Tally {
             latency: self.latency(),
             took: first_commit
                 .zip(self.last_arrival)
-                .map_or(Duration::ZERO, |(first, last)| last.saturating_duration_since(*first)),
+                .map_or(Duration::ZERO, |(first, last)| {
+                    last.saturating_duration_since(*first)
+                }),
         }
     }
 
@@ -152,7 +154,10 @@ mod tests {
 
     impl Scene {
         fn new() -> Self {
-            Self { tally: Tally::default(), start: Instant::now() }
+            Self {
+                tally: Tally::default(),
+                start: Instant::now(),
+            }
         }
 
         fn at(&self, ms: u64) -> Instant {
@@ -167,7 +172,12 @@ mod tests {
         fn arrive(&mut self, id: i64, aggregate: (&str, &str), ms: u64) {
             let at = self.at(ms);
             let key = AggregateKey::new(aggregate.0, aggregate.1);
-            self.tally.arrived(Arrival { id, key, rolled_back: false, at });
+            self.tally.arrived(Arrival {
+                id,
+                key,
+                rolled_back: false,
+                at,
+            });
         }
     }
 
@@ -181,8 +191,14 @@ mod tests {
         scene.arrive(2, B, 5);
         scene.arrive(1, A, 10);
         let verdict = scene.tally.verdict();
-        assert!(verdict.is_clean(), "no order between aggregates: {verdict:?}");
-        assert_eq!((verdict.committed, verdict.delivered, verdict.lost), (2, 2, 0));
+        assert!(
+            verdict.is_clean(),
+            "no order between aggregates: {verdict:?}"
+        );
+        assert_eq!(
+            (verdict.committed, verdict.delivered, verdict.lost),
+            (2, 2, 0)
+        );
         assert_eq!(verdict.took, Duration::from_millis(10));
         assert_eq!(verdict.events_per_second(), 200.0);
     }
@@ -202,7 +218,10 @@ mod tests {
         let mut scene = Scene::new();
         scene.commit(&[1], 0);
         let verdict = scene.tally.verdict();
-        assert_eq!((verdict.lost, verdict.latency, verdict.took), (1, None, Duration::ZERO));
+        assert_eq!(
+            (verdict.lost, verdict.latency, verdict.took),
+            (1, None, Duration::ZERO)
+        );
     }
 
     #[test]
@@ -247,7 +266,10 @@ mod tests {
         scene.arrive(9, B, 2);
         scene.arrive(9, B, 3);
         let verdict = scene.tally.verdict();
-        assert_eq!((verdict.rolled_back_seen, verdict.delivered, verdict.lost), (1, 1, 0));
+        assert_eq!(
+            (verdict.rolled_back_seen, verdict.delivered, verdict.lost),
+            (1, 1, 0)
+        );
         assert!(!verdict.is_clean());
     }
 
@@ -256,7 +278,12 @@ mod tests {
         let mut scene = Scene::new();
         scene.commit(&[1], 0);
         let at = scene.at(1);
-        scene.tally.arrived(Arrival { id: 1, key: AggregateKey::new("a", "1"), rolled_back: true, at });
+        scene.tally.arrived(Arrival {
+            id: 1,
+            key: AggregateKey::new("a", "1"),
+            rolled_back: true,
+            at,
+        });
         assert_eq!(scene.tally.verdict().rolled_back_seen, 1);
     }
 

@@ -12,8 +12,8 @@ use anyhow::Context as _;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_postgres::{Statement, Transaction};
 
-use super::News;
 use super::payload::{NewEvent, event};
+use super::watch::News;
 use crate::store::{Store, StoreError};
 
 /// Events of a transaction, at most.
@@ -49,7 +49,11 @@ pub(super) fn share(events: u32, aggregates: u32, writers: u32) -> Vec<Writer> {
 
 impl Writer {
     /// Commits exactly its quota. An event counts only once COMMIT has succeeded.
-    pub(super) async fn run(mut self, store: Store, tell: UnboundedSender<News>) -> anyhow::Result<()> {
+    pub(super) async fn run(
+        mut self,
+        store: Store,
+        tell: UnboundedSender<News>,
+    ) -> anyhow::Result<()> {
         let mut client = store.connect().await.context("a writer cannot connect")?;
         let sql = format!(
             "INSERT INTO {} (aggregate_type, aggregate_id, event_type, payload) \
@@ -59,7 +63,11 @@ impl Writer {
         let insert = client.prepare(&sql).await.map_err(StoreError::from)?;
         while self.quota > 0 {
             let transaction = client.transaction().await.map_err(StoreError::from)?;
-            let news = self.write(transaction, &insert).await.map_err(StoreError::from).context("a writer failed")?;
+            let news = self
+                .write(transaction, &insert)
+                .await
+                .map_err(StoreError::from)
+                .context("a writer failed")?;
             // Nobody listens any more: the demo is over.
             if news.into_iter().any(|news| tell.send(news).is_err()) {
                 break;
@@ -99,7 +107,9 @@ impl Writer {
     }
 
     fn events(&mut self, count: u32, rolled_back: bool) -> Vec<NewEvent> {
-        (0..count).map(|_| event(self.aggregate(rolled_back), rolled_back)).collect()
+        (0..count)
+            .map(|_| event(self.aggregate(rolled_back), rolled_back))
+            .collect()
     }
 
     fn aggregate(&mut self, rolled_back: bool) -> u32 {
@@ -141,12 +151,21 @@ mod tests {
 
     #[test]
     fn the_shares_are_disjoint_and_complete() {
-        for (events, aggregates, writers) in [(10_000, 1_000, 8), (7, 3, 5), (1, 1, 1), (5, 1_000, 8)] {
+        for (events, aggregates, writers) in
+            [(10_000, 1_000, 8), (7, 3, 5), (1, 1, 1), (5, 1_000, 8)]
+        {
             let shares = share(events, aggregates, writers);
-            assert_eq!(shares.iter().map(|writer| writer.quota).sum::<u32>(), events);
+            assert_eq!(
+                shares.iter().map(|writer| writer.quota).sum::<u32>(),
+                events
+            );
             assert_eq!(shares.first().unwrap().aggregates.start, 0);
             assert_eq!(shares.last().unwrap().aggregates.end, aggregates);
-            assert!(shares.windows(2).all(|pair| pair[0].aggregates.end == pair[1].aggregates.start));
+            assert!(
+                shares
+                    .windows(2)
+                    .all(|pair| pair[0].aggregates.end == pair[1].aggregates.start)
+            );
             assert!(shares.iter().all(|writer| !writer.aggregates.is_empty()));
         }
     }

@@ -2,14 +2,14 @@
 //!
 //! One connection, one channel in confirm mode for each lane. Only an acknowledgement of a message
 //! that was not returned is success; since lapin hands returns to the wrong confirms when
-//! publishes are pipelined, [`verdicts`] decides that.
+//! publishes are pipelined, `verdicts` decides that.
 //!
 //! Invariants, and where they are kept:
-//! - exactly one settlement per delivery: [`lane`];
-//! - no success without certainty: [`verdicts`], which relies on the passes of [`in_flight`];
-//! - nothing illegal is sent: [`message`];
-//! - only the broker's own reason accuses an event: [`fault`];
-//! - one connection attempt at a time: [`connection`]; none that cannot be ended: [`link`].
+//! - exactly one settlement per delivery: `lane`;
+//! - no success without certainty: `verdicts`, which relies on the passes of `in_flight`;
+//! - nothing illegal is sent: `message`;
+//! - only the broker's own reason accuses an event: `fault`;
+//! - one connection attempt at a time: `connection`; none that cannot be ended: `link`.
 
 use std::str::FromStr;
 use std::sync::Arc;

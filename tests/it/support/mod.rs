@@ -343,6 +343,18 @@ impl World {
         Some(arrival(delivery))
     }
 
+    /// The message id of the next message, whatever kind of id it is.
+    pub async fn next_message_id(&mut self, within: Duration) -> Option<String> {
+        let next = self.consumer().await.next();
+        let delivery = tokio::time::timeout(within, next).await.ok()??.unwrap();
+        delivery.ack(BasicAckOptions::default()).await.unwrap();
+        delivery
+            .properties
+            .message_id()
+            .as_ref()
+            .map(|id| id.as_str().to_owned())
+    }
+
     /// Reads messages in arrival order until `count` different ids came, then whatever else comes
     /// within `quiet`.
     pub async fn arrivals(&mut self, count: usize, within: Duration) -> Vec<Arrival> {

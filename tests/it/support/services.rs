@@ -61,12 +61,20 @@ impl Services {
 
     /// As [`Self::run`], for a guard's drop. Failures are shown, not raised.
     pub fn run_blocking(&self, arguments: &[&str]) {
-        self.blocking(&[&[arguments[0], "--dir"], [self.directory.to_str().unwrap()].as_slice(), &arguments[1..]]);
+        self.blocking(&[
+            &[arguments[0], "--dir"],
+            [self.directory.to_str().unwrap()].as_slice(),
+            &arguments[1..],
+        ]);
     }
 
     /// As [`Self::rabbitmqctl`], for a guard's drop. Failures are shown, not raised.
     pub fn rabbitmqctl_blocking(&self, arguments: &[&str]) {
-        self.blocking(&[&["rabbitmqctl", "--dir"], [self.directory.to_str().unwrap()].as_slice(), arguments]);
+        self.blocking(&[
+            &["rabbitmqctl", "--dir"],
+            [self.directory.to_str().unwrap()].as_slice(),
+            arguments,
+        ]);
     }
 
     fn blocking(&self, arguments: &[&[&str]]) {
