@@ -402,7 +402,13 @@ impl Config {
                 })?;
         let loaded: Self = serde_path_to_error::deserialize(merged).map_err(|error| {
             let key = error.path().to_string();
-            ConfigError::key(key, reason_without_value(error.inner()))
+            let reason = match key.as_str() {
+                // The value may be a URL with its password.
+                "database" | "rabbitmq" => format!("is a section: write its options below [{key}]"),
+                "database.url" | "rabbitmq.url" => "must be a string".to_owned(),
+                _ => reason(error.inner()),
+            };
+            ConfigError::key(key, reason)
         })?;
         loaded.validate()?;
         Ok(loaded)
@@ -452,11 +458,10 @@ fn reason_without_line(text: &str) -> String {
     }
 }
 
-/// `invalid value: string "…"` would show what was typed where a secret belongs; all other values
-/// are worth showing.
-fn reason_without_value(error: &config::ConfigError) -> String {
+/// Without where it came from: the key is named already.
+fn reason(error: &config::ConfigError) -> String {
     match error {
-        config::ConfigError::At { error, .. } => reason_without_value(error),
+        config::ConfigError::At { error, .. } => reason(error),
         other => other.to_string(),
     }
 }

@@ -3,7 +3,7 @@
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
-/// Events marked as published. Label `sink`.
+/// Events marked as published.
 pub const PUBLISHED: &str = "bellwire_published_total";
 /// Attempts that failed. Label `cause`.
 pub const FAILED: &str = "bellwire_failed_attempts_total";

@@ -72,11 +72,12 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
     let mut relay = Relay::start(store.clone(), config.clone(), replica, sink, arguments.once);
     let admin = match listener {
         Some(listener) => {
-            let bound = listener.local_addr();
+            // As bound: the port may have been left to the system.
+            let bound = listener.local_addr().context("admin port")?;
             let (server, handle) = admin::serve(listener, relay.supervisor(), store, recorder)
                 .context("admin port")?;
             actix_rt::spawn(server);
-            tracing::info!(address = ?bound.ok(), "admin port open");
+            tracing::info!(address = %bound, "admin port open");
             Some(handle)
         }
         None => None,
@@ -137,11 +138,12 @@ fn report(ending: &Ending, once: bool) -> Result<u8, Failure> {
         "published {}, failed {}, dead-lettered {}, handed back {}",
         ending.published, ending.failed, ending.dead, ending.handed_back
     );
-    if ending.handed_back > 0 && ending.published == 0 {
-        return Ok(FAILED);
+    if ending.failed + ending.dead > 0 {
+        return Ok(EVENTS_FAILED);
     }
-    Ok(if ending.failed + ending.dead > 0 {
-        EVENTS_FAILED
+    // Without a failure of its own an event is handed back for the broker's sake only.
+    Ok(if ending.handed_back > 0 && ending.published == 0 {
+        FAILED
     } else {
         0
     })

@@ -47,6 +47,9 @@ pub struct Breaker {
     stop_after: u32,
     reason: String,
     pauses: ExponentialBackoff,
+    closed_at: Instant,
+    /// Something was confirmed, or it stayed closed for long: the last trouble is over.
+    recovered: bool,
 }
 
 impl Breaker {
@@ -58,6 +61,8 @@ impl Breaker {
             stop_after,
             reason: "not connected yet".into(),
             pauses: pauses(FIRST_PAUSE, LONGEST_PAUSE),
+            closed_at: now,
+            recovered: false,
         }
     }
 
@@ -74,6 +79,7 @@ impl Breaker {
     /// An event was confirmed.
     pub fn confirmed(&mut self) {
         self.failures = 0;
+        self.recovered = true;
     }
 
     /// A failure that speaks for this breaker. True if it opened just now.
@@ -90,7 +96,10 @@ impl Breaker {
         let was_closed = self.state == State::Closed;
         reason.clone_into(&mut self.reason);
         if was_closed {
-            self.pauses.reset();
+            // A destination that a probe finds but that takes no event opens it again and again.
+            if self.recovered || now.duration_since(self.closed_at) > LONGEST_PAUSE {
+                self.pauses.reset();
+            }
             self.rest(now);
         }
         was_closed
@@ -113,6 +122,8 @@ impl Breaker {
             Ok(()) => {
                 self.state = State::Closed;
                 self.failures = 0;
+                self.closed_at = now;
+                self.recovered = false;
                 true
             }
             Err(reason) => {
@@ -188,10 +199,36 @@ mod tests {
         now += last * 2;
         assert!(breaker.probe(now));
         assert!(breaker.probed(Ok(()), now));
+        breaker.confirmed();
         assert!(breaker.failed("lost", now));
         let State::Open { until } = *breaker.state() else {
             panic!("open");
         };
         assert!(until - now < FIRST_PAUSE * 2);
+    }
+
+    #[test]
+    fn probes_that_succeed_while_no_event_is_taken_do_not_shorten_the_pauses() {
+        let mut now = Instant::now();
+        let mut breaker = closed(1, now);
+        for round in 0..10 {
+            assert!(breaker.failed("refused", now));
+            let State::Open { until } = *breaker.state() else {
+                panic!("open");
+            };
+            assert!(until - now > FIRST_PAUSE.mul_f64(0.89) * (1 << round.min(5)));
+            now = until;
+            assert!(breaker.probe(now));
+            assert!(breaker.probed(Ok(()), now));
+        }
+        now += LONGEST_PAUSE * 2;
+        assert!(breaker.failed("lost", now));
+        let State::Open { until } = *breaker.state() else {
+            panic!("open");
+        };
+        assert!(
+            until - now < FIRST_PAUSE * 2,
+            "it had stayed closed for long"
+        );
     }
 }

@@ -634,6 +634,8 @@ impl Claimer {
             bytes += row.stored_bytes;
             rows.extend(self.to_load.pop_front().map(|(row, _)| row));
         }
+        // Of several claims, perhaps: no two of them hold rows of the same aggregate.
+        rows.sort_unstable_by_key(|row| row.id);
         self.load_singly = self.load_singly.saturating_sub(rows.len());
         self.loading = true;
         let store = self.store.clone();

@@ -387,11 +387,13 @@ impl Marker {
         match recorded {
             None => tracing::warn!(id, %aggregate, %error, "failed, but the claim had been lost"),
             Some(recorded) if recorded.dead => {
-                count(&self.totals.dead, metrics::DEAD_LETTERED, 1);
+                self.totals.dead.fetch_add(1, Ordering::Relaxed);
+                ::metrics::counter!(metrics::DEAD_LETTERED, "cause" => cause).increment(1);
                 tracing::error!(id, %aggregate, cause, %error, attempts = recorded.attempts, "dead-lettered");
             }
             Some(recorded) => {
-                count(&self.totals.failed, metrics::FAILED, 1);
+                self.totals.failed.fetch_add(1, Ordering::Relaxed);
+                ::metrics::counter!(metrics::FAILED, "cause" => cause).increment(1);
                 let attempts = recorded.attempts;
                 tracing::warn!(id, %aggregate, cause, %error, wait = ?recorded.wait, "failed attempt {attempts}");
             }

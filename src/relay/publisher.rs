@@ -169,7 +169,12 @@ impl Publisher {
             Outcome::Isolate => self.queue.suspected(id),
             Outcome::HandBack => {
                 if let Some((delivery, later)) = self.queue.failed(id) {
-                    tracing::debug!(id = id.0, error = %error, "handed back");
+                    if matches!(error.cause, Cause::Unreachable | Cause::ConfirmTimeout) {
+                        // Perhaps it was sent and perhaps the broker has it.
+                        tracing::warn!(id = id.0, %error, "not confirmed, handed back: a duplicate is possible");
+                    } else {
+                        tracing::debug!(id = id.0, %error, "handed back");
+                    }
                     let held = std::iter::once(&delivery)
                         .chain(&later)
                         .map(Held::of)

@@ -56,6 +56,8 @@ pub struct Rounds {
     rows_per_aggregate: usize,
     wanted: bool,
     busy_left: bool,
+    /// Rows were returned while the last claim was under way: what it found busy may be free by now.
+    returned_meanwhile: bool,
     visits: usize,
 }
 
@@ -71,6 +73,7 @@ impl Rounds {
             rows_per_aggregate: ROWS_PER_AGGREGATE,
             wanted: false,
             busy_left: false,
+            returned_meanwhile: false,
             visits: 1,
         }
     }
@@ -176,6 +179,7 @@ impl Rounds {
         self.visits = (limit * LOOK_AHEAD)
             .div_ceil(walked.len() * self.rows_per_aggregate)
             .clamp(1, MOST_VISITS);
+        self.returned_meanwhile = false;
         let cursors = walked
             .iter()
             .map(|number| self.buckets[*number].cursor.clone().unwrap_or_default());
@@ -238,7 +242,12 @@ impl Rounds {
             self.buckets[usize::from(row.bucket)].in_hand += 1;
         }
         self.in_hand += answer.rows.len();
-        self.busy_left |= answer.more_after_mark;
+        if answer.more_after_mark && self.returned_meanwhile {
+            // No other return may follow.
+            self.wanted = true;
+        } else {
+            self.busy_left |= answer.more_after_mark;
+        }
         // Of a cut claim that took nothing all was locked: the pause for locked rows covers it.
         self.wanted |= answer.cut && !answer.rows.is_empty();
         self.rows_per_aggregate = if !exhausted {
@@ -263,6 +272,7 @@ impl Rounds {
             bucket.in_hand = bucket.in_hand.saturating_sub(1);
         }
         self.in_hand = self.in_hand.saturating_sub(buckets.len());
+        self.returned_meanwhile |= !buckets.is_empty();
         if self.busy_left && !buckets.is_empty() {
             self.busy_left = false;
             self.wanted = true;
@@ -360,6 +370,26 @@ mod tests {
         assert!(!rounds.is_idle());
         rounds.returned(&[0]);
         assert!(rounds.next_claim().is_some());
+    }
+
+    #[test]
+    fn a_return_during_the_claim_that_found_an_aggregate_busy_is_not_missed() {
+        let mut rounds = Rounds::new(8, 500, 1000);
+        rounds.set_owned(&all());
+        let request = rounds.next_claim().expect("a claim");
+        rounds.claimed(&request, &found(vec![row(1, 0)]));
+        rounds.wake();
+        let request = rounds.next_claim().expect("a claim");
+        rounds.returned(&[0]);
+        let busy = ClaimAnswer {
+            more_after_mark: true,
+            ..ClaimAnswer::default()
+        };
+        rounds.claimed(&request, &busy);
+        assert!(!rounds.is_idle());
+        let request = rounds.next_claim().expect("one more");
+        rounds.claimed(&request, &busy);
+        assert_eq!(rounds.next_claim(), None, "nothing was returned since");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Load: what to publish of claimed rows, after the claim's commit, in bounded pieces.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -8,25 +9,23 @@ use super::{ClaimedRow, Store, StoreError};
 use crate::event::OutboxEvent;
 
 impl Store {
-    /// Reads the events of these rows, in their order. Rows that vanished meanwhile are left out.
+    /// Reads the events of these rows, which must ascend by id, in their order. Rows that vanished
+    /// meanwhile are left out.
     ///
     /// # Errors
     /// When the database does not answer, or one of the rows cannot be sent as text
     /// ([`StoreError::is_about_data`]).
     pub async fn load(&self, rows: &[ClaimedRow]) -> Result<Vec<OutboxEvent>, StoreError> {
+        debug_assert!(rows.is_sorted_by_key(|row| row.id));
         let ids: Vec<i64> = rows.iter().map(|row| row.id.0).collect();
-        let mut loaded = self.query(&self.queries.load, &[&ids]).await?;
+        let loaded = self.query(&self.queries.load, &[&ids]).await?;
         let now = Instant::now();
-        loaded.sort_unstable_by_key(|row| row.get::<_, i64>(0));
-        // Both ascend by id, so one pass joins them.
-        let mut loaded = loaded.into_iter().peekable();
+        // By id, since neither side is in the order of the other: what is to be loaded is of several
+        // claims, one after another.
+        let loaded: HashMap<i64, _> = loaded.iter().map(|row| (row.get(0), row)).collect();
         let mut events = Vec::with_capacity(rows.len());
         for claimed in rows {
-            while loaded
-                .next_if(|row| row.get::<_, i64>(0) < claimed.id.0)
-                .is_some()
-            {}
-            let Some(row) = loaded.next_if(|row| row.get::<_, i64>(0) == claimed.id.0) else {
+            let Some(row) = loaded.get(&claimed.id.0) else {
                 continue;
             };
             let created_at: Option<f64> = row.get(7);

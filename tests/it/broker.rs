@@ -90,7 +90,7 @@ async fn a_connection_closed_by_the_broker_costs_nothing() {
         "[begin rabbit_networking:close_connection(Pid, \"closed by a test\"), closed end || \
          [{{pid, Pid}}, {{client_properties, Properties}}] <- \
          rabbit_networking:connection_info_all([pid, client_properties]), \
-         {{<<\"connection_name\">>, _, Name}} <- Properties, Name =:= <<\"bellwire {}\">>].",
+         is_list(Properties), {{<<\"connection_name\">>, _, Name}} <- Properties, Name =:= <<\"bellwire {}\">>].",
         world.exchange
     );
     for _ in 0..2 {
@@ -348,5 +348,55 @@ async fn a_table_that_is_away_makes_no_tight_loop() {
     world.insert(("order", "1"), "Placed", "{}").await;
     world.arrivals(1, SECONDS).await;
     world.assert_nobody_was_charged().await;
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exchange_that_takes_nothing_makes_no_tight_loop() {
+    let mut world = World::unbound().await;
+    world.store.migrate().await.unwrap();
+    world.declare_catch_all().await;
+    // It exists, so a probe finds it; whatever is published to it is refused.
+    let internal = ExchangeDeclareOptions {
+        durable: true,
+        internal: true,
+        ..Default::default()
+    };
+    world
+        .channel
+        .exchange_declare(
+            world.exchange.as_str().into(),
+            ExchangeKind::Topic,
+            internal,
+            FieldTable::default(),
+        )
+        .await
+        .unwrap();
+    for number in 0..20 {
+        world
+            .insert(("order", &(number % 5).to_string()), "Placed", "{}")
+            .await;
+    }
+    let relay = world.relay(&[]);
+    relay.until_logged("breaker open", SOON).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let opened = relay.logged("breaker open");
+    assert!(
+        opened < 10,
+        "the breaker opened {opened} times in 4 s\n{}",
+        relay.log()
+    );
+    world.assert_nobody_was_charged().await;
+    world
+        .channel
+        .exchange_delete(
+            world.exchange.as_str().into(),
+            ExchangeDeleteOptions::default(),
+        )
+        .await
+        .unwrap();
+    world.declare_exchange_caught().await;
+    world.assert_delivered().await;
+    world.clean_catch_all().await;
     world.clean().await;
 }

@@ -23,6 +23,25 @@ async fn bellwire(settings: &[(&str, &str)], arguments: &[&str]) -> Run {
     run
 }
 
+/// With this file, and no URL in the environment that would win over it.
+async fn without_urls(path: &str) -> Run {
+    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_bellwire"))
+        .args(["--config", path, "run"])
+        .env_remove("DATABASE_URL")
+        .env_remove("AMQP_URL")
+        .output()
+        .await
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let run = Run {
+        status: output.status,
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    };
+    assert!(!run.stderr.contains(SECRET), "{}", run.stderr);
+    run
+}
+
 /// Exactly one line on standard error, nothing on standard output.
 fn assert_one_line(run: &Run, code: Option<i32>, words: &[&str]) {
     assert_eq!(run.status.code(), code, "{}\n{}", run.stdout, run.stderr);
@@ -156,7 +175,10 @@ async fn a_wrong_file_is_named_and_its_secrets_are_not_shown() {
             "[database]\nurl = [\"postgres://u:S3cr@t@h/d\"]\n",
             &["database.url"],
         ),
-        ("database = \"postgres://u:S3cr@t@h/d\"\n", &["database"]),
+        (
+            "database = \"postgres://u:S3cr@t@h/d\"\n",
+            &["database", "[database]"],
+        ),
         (
             "[database]\nurl = \"S3cr\"\nurl = \"S3cr\"\n",
             &["my.toml", "line 3"],
@@ -164,8 +186,7 @@ async fn a_wrong_file_is_named_and_its_secrets_are_not_shown() {
     ];
     for (text, words) in cases {
         std::fs::write(&file, text).unwrap();
-        let run = bellwire(&[], &["--config", path, "run"]).await;
-        assert_one_line(&run, MISCONFIGURED, words);
+        assert_one_line(&without_urls(path).await, MISCONFIGURED, words);
     }
 }
 
@@ -407,10 +428,9 @@ async fn an_outbox_of_another_shape_is_refused_at_the_start() {
     for (spoil, words) in cases {
         let world = World::new().await;
         world.sql(spoil).await;
-        for arguments in [["run"].as_slice(), &["run", "--once"], &["status"]] {
-            let run = world.command(&[], arguments).await;
-            assert_one_line(&run, MISCONFIGURED, words);
-        }
+        // At the start and before the first claim, so `run` never gets far.
+        let run = world.command(&[], &["run"]).await;
+        assert_one_line(&run, MISCONFIGURED, words);
         world.clean().await;
     }
 }

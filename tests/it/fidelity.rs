@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use bellwire::event::{AggregateKey, EventId};
+use bellwire::store::ClaimedRow;
 use lapin::types::AMQPValue;
 
 use crate::support::{Arrival, Ledger, Relay, SOON, World};
@@ -244,8 +246,13 @@ async fn any_name_arrives_as_it_was_written() {
     let mut world = World::new().await;
     let relay = world.ready_relay(&[]).await;
     let long = "x".repeat(10_000);
+    let emoji = "😀".repeat(4_000);
     let mut wanted = HashMap::new();
-    for name in NAUGHTY.iter().copied().chain([long.as_str()]) {
+    for name in NAUGHTY
+        .iter()
+        .copied()
+        .chain([long.as_str(), emoji.as_str()])
+    {
         for event in ["First", "Second"] {
             let id = world.insert(("order", name), event, "{}").await;
             wanted.insert(id, ("order".to_owned(), name.to_owned(), event.to_owned()));
@@ -443,8 +450,7 @@ async fn an_odd_row_dies_alone_and_says_why() {
 
     world
         .until(
-            "SELECT count(*) = 1 FROM outbox WHERE status = 'pending' AND next_attempt_at = 'infinity'
-             HAVING NOT EXISTS (SELECT FROM outbox WHERE status = 'pending' AND next_attempt_at <> 'infinity')",
+            "SELECT count(*) = 1 AND bool_and(next_attempt_at = 'infinity') FROM outbox WHERE status = 'pending'",
             SOON,
         )
         .await;
@@ -478,6 +484,65 @@ async fn an_odd_row_dies_alone_and_says_why() {
     assert_one_line_a_record(&relay);
     let last = world.insert(("good", "1"), "Last", "{}").await;
     assert_eq!(world.next_arrival(SOON).await.unwrap().id, last);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_record_is_one_line_whatever_a_row_is_called() {
+    let world = World::new().await;
+    world.unbind("#").await;
+    let relay = world
+        .ready_relay(&[("retry.max_attempts", "2"), ("retry.backoff", "10ms")])
+        .await;
+    world
+        .insert(("inv\noice", "a\r\nb"), "Se\n\u{1b}[31mnt", "{}")
+        .await;
+    world
+        .until("SELECT bool_and(status = 'dead') FROM outbox", SOON)
+        .await;
+    relay
+        .until_logged("id=1 aggregate=inv\\noice a\\r\\nb", SOON)
+        .await;
+    assert_one_line_a_record(&relay);
+    assert!(!relay.log().contains('\u{1b}'), "{}", relay.log());
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_are_loaded_in_any_order() {
+    let world = World::new().await;
+    let mut rows = Vec::new();
+    for number in 0..10 {
+        let id = world
+            .insert(
+                ("order", &number.to_string()),
+                "Placed",
+                &number.to_string(),
+            )
+            .await;
+        rows.push(ClaimedRow {
+            id: EventId(id),
+            bucket: 0,
+            key: AggregateKey::new("order", &number.to_string()),
+            stored_bytes: 1,
+        });
+    }
+    world
+        .sql("DELETE FROM outbox WHERE aggregate_id = '4'")
+        .await;
+    // What is to be loaded is of several claims, one after another.
+    rows.rotate_left(3);
+    rows.swap(0, 5);
+    let wanted: Vec<_> = rows
+        .iter()
+        .map(|row| row.id)
+        .filter(|id| *id != EventId(5))
+        .collect();
+    let loaded = world.store.load(&rows).await.unwrap();
+    assert_eq!(
+        loaded.iter().map(|event| event.id).collect::<Vec<_>>(),
+        wanted
+    );
     world.clean().await;
 }
 

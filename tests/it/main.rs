@@ -8,8 +8,15 @@
 mod support;
 
 mod delivery;
+mod ordering;
+mod crash;
+mod shutdown;
+mod replicas;
 mod wakeup;
 mod broker;
 mod exclusive;
 mod configuration;
 mod fidelity;
+mod migration;
+mod admin;
+mod conformance;

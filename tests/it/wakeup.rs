@@ -1,7 +1,7 @@
 //! What is committed leaves at once, whatever happened to the session that listens. The tick is ten
 //! minutes here: only a wake-up or a timer can have carried what arrives.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bellwire::store::Notifications;
 use tokio_postgres::Client;
@@ -43,8 +43,13 @@ async fn a_row_committed_while_the_listener_reconnects_leaves_at_once() {
         for _ in 0..=round {
             world.insert(("order", "1"), "Placed", "{}").await;
         }
-        let arrivals = world.arrivals(round + 1, AT_ONCE).await;
+        let committed = Instant::now();
+        let arrivals = world.arrivals(round + 1, SOON).await;
         assert_eq!(arrivals.len(), round + 1);
+        for arrival in arrivals {
+            let took = arrival.at.saturating_duration_since(committed);
+            assert!(took < AT_ONCE, "it took {took:?}");
+        }
     }
     relay.until_logged("not listening", SOON).await;
     world.clean().await;

@@ -148,7 +148,11 @@ pub(super) fn table(findings: &Findings, arguments: &Arguments) -> String {
         (
             "latency p99",
             latency(|pair| pair.1),
-            "includes the kill".into(),
+            if findings.kill.is_some() {
+                "includes the kill".into()
+            } else {
+                String::new()
+            },
         ),
         (
             "events per second",
@@ -177,9 +181,15 @@ pub(super) fn table(findings: &Findings, arguments: &Arguments) -> String {
 }
 
 fn written(arguments: &Arguments) -> String {
+    let Arguments {
+        aggregates,
+        writers,
+        relays,
+        ..
+    } = *arguments;
     format!(
-        "events of {} aggregates, by {} writers, carried by {} relay(s)",
-        arguments.aggregates, arguments.writers, arguments.relays
+        "aggregates {aggregates}, writers {}, relays {relays}",
+        writers.min(aggregates)
     )
 }
 

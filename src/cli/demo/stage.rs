@@ -2,6 +2,7 @@
 //!
 //! All three have one random name, and nothing without that name is ever touched.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -34,6 +35,9 @@ pub(super) struct Stage {
     /// The user's, but for the names, and for what the checker relies on.
     config: Config,
     store: Store,
+    /// Nothing is looked for, and reported as left behind, that was never asked to be made.
+    in_database: Cell<bool>,
+    in_broker: Cell<bool>,
 }
 
 impl Stage {
@@ -57,6 +61,8 @@ impl Stage {
             name,
             config,
             store,
+            in_database: Cell::new(false),
+            in_broker: Cell::new(false),
         })
     }
 
@@ -81,6 +87,7 @@ impl Stage {
     /// Makes everything, and starts to read the queue.
     pub(super) async fn set_up(&self) -> Result<Reader, Failure> {
         let client = self.store.connect().await?;
+        self.in_database.set(true);
         let created = client
             .batch_execute(&format!("CREATE SCHEMA {}", self.name))
             .await;
@@ -95,6 +102,7 @@ impl Stage {
 
     async fn set_up_broker(&self) -> lapin::Result<Reader> {
         let connection = self.connect_broker().await?;
+        self.in_broker.set(true);
         let channel = connection.create_channel().await?;
         let durable = ExchangeDeclareOptions {
             durable: true,
@@ -121,13 +129,17 @@ impl Stage {
     /// Removes everything, as far as possible; one line for each thing that stays behind.
     pub(super) async fn remove(&self) -> Vec<String> {
         let mut left = Vec::new();
-        if let Err(error) = self.in_time(self.remove_from_broker()).await {
+        if self.in_broker.get()
+            && let Err(error) = self.in_time(self.remove_from_broker()).await
+        {
             left.push(format!(
                 "exchange and queue {} may be left behind: {error:#}",
                 self.name
             ));
         }
-        if let Err(error) = self.remove_schema().await {
+        if self.in_database.get()
+            && let Err(error) = self.remove_schema().await
+        {
             left.push(format!("schema {} may be left behind: {error}", self.name));
         }
         left

@@ -114,7 +114,8 @@ impl Open {
                         message.reply_code,
                         message.reply_text,
                         message.exchange,
-                        message.routing_key
+                        // A row's: one record must stay one line.
+                        message.routing_key.as_str().escape_debug()
                     ),
                 });
                 verdicts.confirmed(sent.id, sent.message_id, ack, carried);

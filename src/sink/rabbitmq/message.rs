@@ -130,7 +130,8 @@ impl Composer {
 
     fn headers(&self, event: &OutboxEvent) -> Result<FieldTable, SinkError> {
         let mut table = BTreeMap::new();
-        if let Some(text) = &event.headers {
+        // JSON null, as some write it for none.
+        if let Some(text) = event.headers.as_deref().filter(|text| *text != "null") {
             row_headers(text, &mut table)?;
         }
         let names = &self.names;
@@ -165,7 +166,10 @@ fn row_headers(text: &str, table: &mut BTreeMap<ShortString, AMQPValue>) -> Resu
         let value = field(value.get()).ok_or_else(|| {
             SinkError::new(
                 Cause::Undecodable,
-                format!("header {name} in column headers cannot be decoded"),
+                format!(
+                    "header {} in column headers cannot be decoded",
+                    name.escape_debug()
+                ),
             )
         })?;
         table.insert(short("header name", name)?, value);

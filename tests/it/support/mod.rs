@@ -12,6 +12,7 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ExchangeKind};
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 mod ledger;
 mod load;
@@ -252,6 +253,38 @@ impl World {
         insert(&self.db, aggregate, event_type, payload).await
     }
 
+    /// Inserts `rows` events for each of `aggregates` aggregates named 1, 2, …, taking turns.
+    pub async fn fill(&self, aggregate_type: &str, aggregates: i32, rows: i32) {
+        let sql = "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+             SELECT $1, a::text, 'Happened', jsonb_build_object('n', n)
+             FROM generate_series(1, $3::int) n, generate_series(1, $2::int) a ORDER BY n, a";
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
+            [&aggregate_type, &aggregates, &rows];
+        self.db.execute(sql, &parameters).await.unwrap();
+    }
+
+    /// One event there and back: the only lane of a relay with one partition has its channel then, and
+    /// what follows is sent at once even when the broker's answers are held back. The row is removed;
+    /// ids go on above the one returned.
+    pub async fn warm(&mut self) -> i64 {
+        let id = self.insert(("warm", "1"), "Warm", "{}").await;
+        assert_eq!(self.next_arrival(SOON).await.unwrap().id, id);
+        self.until_published(SOON).await;
+        self.sql("DELETE FROM outbox").await;
+        id
+    }
+
+    /// Waits until the live replicas own so many buckets each, in ascending order.
+    pub async fn until_shares(&self, shares: &[i64], within: Duration) {
+        let sql = format!(
+            "SELECT coalesce(array_agg(s.buckets ORDER BY s.buckets), '{{}}') = ARRAY{shares:?}::bigint[]
+             FROM (SELECT count(b.bucket) AS buckets
+                   FROM outbox_replica r LEFT JOIN outbox_bucket b USING (token)
+                   GROUP BY r.token) s"
+        );
+        self.until(&sql, within).await;
+    }
+
     pub async fn sql(&self, sql: &str) {
         self.db
             .batch_execute(sql)
@@ -398,10 +431,18 @@ impl World {
 
     /// Removes everything. Not called by a test that failed: what is left helps to find out why.
     pub async fn clean(self) {
-        self.db
+        // A relay that still runs, or a session of one just killed, takes its locks in another order.
+        while let Err(error) = self
+            .db
             .batch_execute(&format!("DROP SCHEMA {} CASCADE", self.schema))
             .await
-            .unwrap();
+        {
+            assert_eq!(
+                error.code(),
+                Some(&SqlState::T_R_DEADLOCK_DETECTED),
+                "{error:?}"
+            );
+        }
         self.channel
             .queue_delete(self.queue.as_str().into(), QueueDeleteOptions::default())
             .await

@@ -8,6 +8,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+/// The whole message, as PostgreSQL's simple query protocol has it.
+const COMMIT: &[u8] = b"Q\0\0\0\x0bCOMMIT\0";
+
 #[derive(Default)]
 struct Faults {
     delay_ms: AtomicU64,
@@ -17,6 +20,8 @@ struct Faults {
     deaf: AtomicBool,
     /// New connections are closed at once.
     refuse: AtomicBool,
+    /// A COMMIT from the client is held back, with all that follows on its connection.
+    hold_commits: AtomicBool,
 }
 
 /// In front of one server.
@@ -92,6 +97,12 @@ impl Proxy {
         self.faults.refuse.store(refuse, Ordering::Relaxed);
     }
 
+    /// Holds back each COMMIT, with all that follows on its connection: what was sent before it in the
+    /// same packet goes through, and the transaction stays open.
+    pub fn hold_commits(&self, hold: bool) {
+        self.faults.hold_commits.store(hold, Ordering::Relaxed);
+    }
+
     /// Cuts every connection.
     pub fn cut(&self) {
         self.cut.send_modify(|cuts| *cuts += 1);
@@ -116,7 +127,18 @@ async fn carry(
                 Ok(0) | Err(_) => return,
                 Ok(read) => {
                     hold(|| faults.deaf.load(Ordering::Relaxed)).await;
-                    if to_server.write_all(&piece[..read]).await.is_err() {
+                    let piece = &piece[..read];
+                    let commit = piece
+                        .windows(COMMIT.len())
+                        .position(|bytes| bytes == COMMIT);
+                    let (now, later) = piece.split_at(commit.unwrap_or(read));
+                    if to_server.write_all(now).await.is_err() {
+                        return;
+                    }
+                    if !later.is_empty() {
+                        hold(|| faults.hold_commits.load(Ordering::Relaxed)).await;
+                    }
+                    if to_server.write_all(later).await.is_err() {
                         return;
                     }
                 }

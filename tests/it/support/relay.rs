@@ -154,6 +154,21 @@ impl Relay {
     }
 }
 
+impl Drop for Relay {
+    /// The log of a relay whose test failed is part of what is shown.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<_> = log.lines().collect();
+            eprintln!(
+                "---- log of {}\n{}",
+                self.name,
+                lines[lines.len().saturating_sub(200)..].join("\n")
+            );
+        }
+    }
+}
+
 fn collect(stream: impl AsyncRead + Send + Unpin + 'static) -> Arc<Mutex<Vec<String>>> {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = lines.clone();

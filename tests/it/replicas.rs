@@ -1,0 +1,336 @@
+//! Replicas share the work fairly, whoever comes and goes; operators and odd roles do not upset them.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Arrival, Ledger, Load, Proxy, SOON, World, amqp_url, database_url};
+
+const IN_HAND: &str = "status = 'pending' AND claimed_by IS NOT NULL";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_are_fair_whoever_joins_or_leaves() {
+    let mut world = World::new().await;
+    let settings = [("relay.lease", "30s")];
+    let load = Load::start(&world);
+    let first = world.ready_relay(&settings).await;
+    world.until_shares(&[64], SOON).await;
+    let second = world.ready_relay(&settings).await;
+    world.until_shares(&[32, 32], SOON).await;
+    let mut third = world.ready_relay(&settings).await;
+    world.until_shares(&[20, 22, 22], SOON).await;
+    load.more(100).await;
+    let status = third.terminate(SOON).await;
+    assert!(status.success(), "{status}\n{}", third.log());
+    world.until_shares(&[32, 32], SOON).await;
+    load.more(100).await;
+    load.stop().await;
+    world.until_published(SOON).await;
+    let committed = world.committed().await;
+    let ledger = Ledger::of(&world.arrivals(committed.len(), SOON).await);
+    ledger.assert_sound(&committed);
+    assert_eq!(ledger.repeats, 0);
+    drop((first, second));
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_locked_by_an_operator_holds_its_aggregate_only_and_only_while_locked() {
+    let mut world = World::new().await;
+    world.fill("order", 10, 3).await;
+    let operator = world.client().await;
+    let lock = "BEGIN; SELECT FROM outbox WHERE id = 1 FOR UPDATE";
+    operator.batch_execute(lock).await.unwrap();
+    let relay = world.ready_relay(&[]).await;
+    let mut arrivals = world.arrivals(27, SOON).await;
+    assert!(arrivals.iter().all(|arrival| arrival.aggregate.1 != "1"));
+    operator.batch_execute("ROLLBACK").await.unwrap();
+    let released = Instant::now();
+    arrivals.extend(world.arrivals(3, Duration::from_secs(3)).await);
+    assert!(released.elapsed() < Duration::from_secs(5));
+    Ledger::of(&arrivals).assert_sound(&world.committed().await);
+    drop(relay);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_locked_in_hand_delays_its_own_mark_only() {
+    let mut world = World::new().await;
+    let broker = Proxy::new(&amqp_url()).await;
+    let url = broker.through(&amqp_url());
+    let relay = world
+        .ready_relay(&[
+            ("AMQP_URL", &url),
+            ("relay.lease", "60s"),
+            ("rabbitmq.confirm_timeout", "50s"),
+            ("relay.partitions", "1"),
+        ])
+        .await;
+    let before = world.warm().await;
+    broker.mute(true);
+    world.fill("order", 10, 2).await;
+    world
+        .until(
+            &format!("SELECT count(*) >= 10 FROM outbox WHERE {IN_HAND}"),
+            SOON,
+        )
+        .await;
+    let operator = world.client().await;
+    let lock = format!(
+        "BEGIN; SELECT FROM outbox WHERE id = {} FOR UPDATE",
+        before + 1
+    );
+    operator.batch_execute(&lock).await.unwrap();
+    broker.mute(false);
+    let others = "SELECT bool_and(status = 'published') FROM outbox WHERE aggregate_id <> '1'";
+    world.until(others, SOON).await;
+    let status: String = world
+        .one(&format!(
+            "SELECT status FROM outbox WHERE id = {}",
+            before + 1
+        ))
+        .await;
+    assert_eq!(status, "pending");
+    operator.batch_execute("ROLLBACK").await.unwrap();
+    world.until_published(Duration::from_secs(5)).await;
+    let ledger = Ledger::of(&world.arrivals(20, SOON).await);
+    ledger.assert_sound(&world.committed().await);
+    assert_eq!(ledger.repeats, 0);
+    drop(relay);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_discarded_while_it_is_claimed_stays_discarded_and_strands_nothing() {
+    let mut world = World::new().await;
+    world.fill("order", 1, 4).await;
+    let operator = world.client().await;
+    // The claim meets the head while the operator's transaction is open.
+    let discard = "BEGIN; UPDATE outbox SET status = 'discarded' WHERE id = 1";
+    operator.batch_execute(discard).await.unwrap();
+    let relay = world.ready_relay(&[]).await;
+    let free = world.insert(("free", "1"), "Happened", "{}").await;
+    assert_eq!(world.next_arrival(SOON).await.unwrap().id, free);
+    operator.batch_execute("COMMIT").await.unwrap();
+    let ids = |arrivals: &[Arrival]| {
+        arrivals
+            .iter()
+            .map(|arrival| arrival.id)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(ids(&world.arrivals(3, SOON).await), [2, 3, 4]);
+    world.until_published(SOON).await;
+    assert_eq!(world.count("discarded").await, 1);
+    drop(relay);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_discarded_in_hand_stays_discarded_and_strands_nothing() {
+    let mut world = World::new().await;
+    let broker = Proxy::new(&amqp_url()).await;
+    let url = broker.through(&amqp_url());
+    let relay = world
+        .ready_relay(&[
+            ("AMQP_URL", &url),
+            ("relay.lease", "60s"),
+            ("rabbitmq.confirm_timeout", "50s"),
+            ("relay.partitions", "1"),
+        ])
+        .await;
+    let before = world.warm().await;
+    broker.mute(true);
+    world.fill("order", 1, 4).await;
+    let mut arrivals = world.arrivals(1, SOON).await;
+    // One in the socket, one waiting behind it.
+    world
+        .until(&format!("SELECT bool_and({IN_HAND}) FROM outbox"), SOON)
+        .await;
+    world
+        .sql(&format!(
+            "UPDATE outbox SET status = 'discarded' WHERE id IN ({before} + 1, {before} + 3)"
+        ))
+        .await;
+    broker.mute(false);
+    world.until_published(SOON).await;
+    world.insert(("order", "1"), "Happened", "{}").await;
+    while arrivals.last().unwrap().id != before + 5 {
+        arrivals.push(world.next_arrival(SOON).await.unwrap());
+    }
+    world.until_published(SOON).await;
+    // An event that was in hand when it was discarded may still arrive, in its place.
+    let kept: Vec<i64> = arrivals
+        .iter()
+        .map(|arrival| arrival.id)
+        .filter(|id| *id != before + 3)
+        .collect();
+    assert_eq!(kept, [1, 2, 4, 5].map(|nth| before + nth));
+    let ascending = arrivals.is_sorted_by_key(|arrival| arrival.id);
+    assert!(ascending);
+    assert_eq!(world.count("discarded").await, 2);
+    drop(relay);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_transaction_is_open_while_a_confirm_is_awaited() {
+    let mut world = World::new().await;
+    let broker = Proxy::new(&amqp_url()).await;
+    let url = broker.through(&amqp_url());
+    let relay = world
+        .ready_relay(&[
+            ("AMQP_URL", &url),
+            ("relay.lease", "60s"),
+            ("rabbitmq.confirm_timeout", "50s"),
+            ("relay.partitions", "1"),
+        ])
+        .await;
+    world.warm().await;
+    broker.mute(true);
+    world.fill("order", 10, 3).await;
+    world
+        .until(&format!("SELECT bool_and({IN_HAND}) FROM outbox"), SOON)
+        .await;
+    let quiet = format!(
+        "SELECT count(*) > 0 AND bool_and(state = 'idle') FROM pg_stat_activity
+         WHERE application_name LIKE '%{}'",
+        relay.name
+    );
+    world.until(&quiet, SOON).await;
+    // Nor is any row locked.
+    world.sql("SELECT FROM outbox FOR UPDATE NOWAIT").await;
+    drop(relay);
+    world.clean().await;
+}
+
+/// A login role of this world's name with what a relay needs, and these defaults.
+async fn role(world: &World, defaults: &[&str]) -> String {
+    let name = &world.schema;
+    world
+        .sql(&format!(
+            "CREATE ROLE {name} LOGIN;
+             GRANT USAGE ON SCHEMA {name} TO {name};
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO {name};
+             GRANT USAGE ON ALL SEQUENCES IN SCHEMA {name} TO {name}"
+        ))
+        .await;
+    for default in defaults {
+        world.sql(&format!("ALTER ROLE {name} SET {default}")).await;
+    }
+    let mut url = url::Url::parse(&database_url()).unwrap();
+    url.set_username(name).unwrap();
+    url.to_string()
+}
+
+async fn drop_role(world: &World) {
+    let name = &world.schema;
+    // Sessions of relays that were just killed may linger.
+    let gone = format!("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = '{name}')");
+    world.until(&gone, SOON).await;
+    world
+        .sql(&format!("DROP OWNED BY {name}; DROP ROLE {name}"))
+        .await;
+}
+
+async fn isolation_does_not_matter(level: &str) {
+    let mut world = World::new().await;
+    let default = format!("default_transaction_isolation = '{level}'");
+    let url = role(&world, &[&default]).await;
+    let settings = [("DATABASE_URL", url.as_str()), ("relay.lease", "30s")];
+    let relays = [world.relay(&settings), world.relay(&settings)];
+    world.fill("order", 50, 20).await;
+    let arrivals = world.arrivals(1000, SOON).await;
+    Ledger::of(&arrivals).assert_sound(&world.committed().await);
+    world.until_published(SOON).await;
+    let attempts: i64 = world.one("SELECT sum(attempts) FROM outbox").await;
+    assert_eq!(attempts, 0);
+    for mut relay in relays {
+        relay.kill().await;
+        assert_eq!(relay.logged("40001"), 0, "{}", relay.log());
+    }
+    drop_role(&world).await;
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_with_repeatable_read_costs_no_attempts() {
+    isolation_does_not_matter("repeatable read").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_with_serializable_costs_no_attempts() {
+    isolation_does_not_matter("serializable").await;
+}
+
+/// Planner settings under which a LIMIT in a sub-select is not obeyed.
+const NESTED_LOOPS: &[&str] = &[
+    "enable_hashjoin = off",
+    "enable_mergejoin = off",
+    "enable_hashagg = off",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn never_more_is_claimed_at_once_than_the_batch_size_whatever_the_plan() {
+    let mut world = World::new().await;
+    let broker = Proxy::new(&amqp_url()).await;
+    let amqp = broker.through(&amqp_url());
+    let url = role(&world, NESTED_LOOPS).await;
+    let mut relay = world
+        .ready_relay(&[
+            ("DATABASE_URL", &url),
+            ("AMQP_URL", &amqp),
+            ("relay.batch_size", "5"),
+            ("relay.partitions", "1"),
+            ("relay.lease", "60s"),
+            ("rabbitmq.confirm_timeout", "50s"),
+        ])
+        .await;
+    world.warm().await;
+    broker.mute(true);
+    world.fill("order", 100, 1).await;
+    world
+        .until(&format!("SELECT bool_and({IN_HAND}) FROM outbox"), SOON)
+        .await;
+    // Rows of one claim carry the same moment.
+    let most: i64 = world
+        .one(
+            "SELECT max(claim.rows) FROM (SELECT count(*) AS rows FROM outbox
+                                          GROUP BY claimed_until) claim",
+        )
+        .await;
+    assert!(most <= 5, "{most}");
+    relay.kill().await;
+    drop_role(&world).await;
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn never_more_is_in_hand_than_there_are_credits_whatever_the_plan() {
+    let mut world = World::new().await;
+    let broker = Proxy::new(&amqp_url()).await;
+    let amqp = broker.through(&amqp_url());
+    let url = role(&world, NESTED_LOOPS).await;
+    let mut relay = world
+        .ready_relay(&[
+            ("DATABASE_URL", &url),
+            ("AMQP_URL", &amqp),
+            ("relay.batch_size", "5"),
+            ("relay.partitions", "1"),
+            ("relay.window", "1"),
+            ("relay.lease", "60s"),
+            ("rabbitmq.confirm_timeout", "50s"),
+        ])
+        .await;
+    broker.delay(Duration::from_millis(2));
+    world.fill("order", 50, 2).await;
+    // Twice the window.
+    let most = format!("SELECT count(*) FROM outbox WHERE {IN_HAND}");
+    let mut arrivals = Vec::new();
+    while arrivals.len() < 100 {
+        arrivals.push(world.next_arrival(SOON).await.unwrap());
+        let in_hand: i64 = world.one(&most).await;
+        assert!(in_hand <= 2, "{in_hand}");
+    }
+    Ledger::of(&arrivals).assert_sound(&world.committed().await);
+    relay.kill().await;
+    drop_role(&world).await;
+    world.clean().await;
+}
