@@ -145,7 +145,8 @@ impl Report {
     }
 }
 
-/// The value below which this part of all values lies; of an empty list, nothing.
+/// The value below which this part of all values lies, between neighbours where it falls between
+/// them; of an empty list, none.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -155,9 +156,13 @@ impl Report {
 pub(crate) fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let last = sorted.len().saturating_sub(1);
-    let index = (last as f64 * part).round() as usize;
-    sorted.get(index).copied().unwrap_or(f64::NAN)
+    let Some(last) = sorted.len().checked_sub(1) else {
+        return f64::NAN;
+    };
+    let place = last as f64 * part;
+    let below = sorted[place.floor() as usize];
+    let above = sorted[place.ceil() as usize];
+    below + (above - below) * place.fract()
 }
 
 /// Three digits that matter, also of numbers in the ten thousands.

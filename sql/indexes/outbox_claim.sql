@@ -1,5 +1,4 @@
 -- The claim walks from aggregate to aggregate of a bucket along this index.
 CREATE INDEX CONCURRENTLY IF NOT EXISTS {{name:outbox_claim}} ON {{outbox}} (
-    {{outbox_bucket_of}}(aggregate_type, aggregate_id),
-    aggregate_type COLLATE "C", aggregate_id COLLATE "C", id
+    {{outbox_bucket_of}}(aggregate_type, aggregate_id), {{outbox_hash_of}}(aggregate_type, aggregate_id), id
 ) WHERE status = 'pending' AND claimed_by IS NULL

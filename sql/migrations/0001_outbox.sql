@@ -36,8 +36,20 @@ COMMENT ON COLUMN {{outbox}}.holds IS
 -- A queue's table turns over completely: vacuum by its churn, not by a fifth of its size.
 ALTER TABLE {{outbox}} SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
 
--- The bucket of an aggregate, 0..63. Nested hashes keep the pair a pair; COLLATE "C" makes the
--- result the same under every collation. Inlined by the planner: no SET, not STRICT.
+-- An aggregate as one number: what the indexes are built on, since a text of any length must fit. Nested
+-- hashes keep the pair a pair; COLLATE "C" makes the result the same under every collation. Two
+-- aggregates of one number (of 2^64) would merely wait for each other. Both functions are inlined by the
+-- planner: no SET, not STRICT.
+CREATE OR REPLACE FUNCTION {{outbox_hash_of}}(aggregate_type TEXT, aggregate_id TEXT) RETURNS BIGINT
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+        SELECT pg_catalog.hashtextextended(
+            aggregate_id COLLATE pg_catalog."C",
+            pg_catalog.hashtextextended(aggregate_type COLLATE pg_catalog."C", 0)
+        )
+    $$;
+
+-- The bucket of an aggregate, 0..63.
 CREATE OR REPLACE FUNCTION {{outbox_bucket_of}}(aggregate_type TEXT, aggregate_id TEXT) RETURNS INT
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$

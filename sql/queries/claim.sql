@@ -5,56 +5,54 @@
 -- takes no more of a claim than any other.
 --
 -- $1 token   $2 its name   $3 lease in seconds
--- $4 buckets to walk, with $5, $6 the aggregate type and id to start from in each
--- $7 aggregates to visit per bucket   $8 rows per aggregate   $9 rows at most
--- $10 partitions   $11 rows at most per partition, by number
+-- $4 buckets to walk, with $5 the hash to start from in each
+-- $6 aggregates to visit per bucket   $7 rows per aggregate   $8 rows at most
+-- $9 partitions   $10 rows at most per partition, by number
 --
 -- Answers three kinds of rows:
 --   'row'    a claimed row
---   'visit'  per bucket the last aggregate visited and how many were ($7 of them: there are more)
+--   'visit'  per bucket the hash (as id) of the last aggregate visited and how many were ($6 of them:
+--            there are more)
 --   'rest'   flags of why more may be had later: bit 0 an aggregate has rows in hand or more than
---            $8; bit 1 a limit cut it short; bit 2 a row was locked by somebody
+--            $7; bit 1 a limit cut it short; bit 2 a row was locked by somebody
 WITH RECURSIVE owned AS MATERIALIZED (
-    SELECT c.bucket, c.after_type, c.after_id
-    FROM unnest($4::int[], $5::text[], $6::text[]) AS c (bucket, after_type, after_id)
+    SELECT c.bucket, c.start
+    FROM unnest($4::int[], $5::bigint[]) AS c (bucket, start)
     JOIN {{outbox_bucket}} b ON b.bucket = c.bucket AND b.token = $1
 ), walk AS (
-    SELECT o.bucket, 1 AS step, n.aggregate_type, n.aggregate_id
+    SELECT o.bucket, 1 AS step, n.hash
     FROM owned o CROSS JOIN LATERAL (
-        SELECT x.aggregate_type, x.aggregate_id
+        SELECT {{outbox_hash_of}}(x.aggregate_type, x.aggregate_id) AS hash
         FROM {{outbox}} x
         WHERE {{outbox_bucket_of}}(x.aggregate_type, x.aggregate_id) = o.bucket
           AND x.status = 'pending' AND x.claimed_by IS NULL
-          AND (x.aggregate_type COLLATE "C", x.aggregate_id COLLATE "C") >= (o.after_type, o.after_id)
-        ORDER BY x.aggregate_type COLLATE "C", x.aggregate_id COLLATE "C"
+          AND {{outbox_hash_of}}(x.aggregate_type, x.aggregate_id) >= o.start
+        ORDER BY {{outbox_hash_of}}(x.aggregate_type, x.aggregate_id)
         LIMIT 1
     ) n
     UNION ALL
-    -- chr(1) is the least character that text can hold: id || chr(1) is the least id above id.
-    SELECT w.bucket, w.step + 1, n.aggregate_type, n.aggregate_id
+    SELECT w.bucket, w.step + 1, n.hash
     FROM walk w CROSS JOIN LATERAL (
-        SELECT x.aggregate_type, x.aggregate_id
+        SELECT {{outbox_hash_of}}(x.aggregate_type, x.aggregate_id) AS hash
         FROM {{outbox}} x
         WHERE {{outbox_bucket_of}}(x.aggregate_type, x.aggregate_id) = w.bucket
           AND x.status = 'pending' AND x.claimed_by IS NULL
-          AND (x.aggregate_type COLLATE "C", x.aggregate_id COLLATE "C") >= (w.aggregate_type, w.aggregate_id || chr(1))
-        ORDER BY x.aggregate_type COLLATE "C", x.aggregate_id COLLATE "C"
+          AND {{outbox_hash_of}}(x.aggregate_type, x.aggregate_id) > w.hash
+        ORDER BY {{outbox_hash_of}}(x.aggregate_type, x.aggregate_id)
         LIMIT 1
     ) n
-    WHERE w.step < $7::int
+    WHERE w.step < $6::int
 ), aggregate AS MATERIALIZED (
-    SELECT w.bucket, w.step, w.aggregate_type, w.aggregate_id,
+    SELECT w.bucket, w.step, w.hash,
            -- Nothing more of an aggregate while any of it is in hand, of whichever replica: the
            -- failure of a row in hand and the hand-back of what follows must come first.
            (SELECT c.id FROM {{outbox}} c
             WHERE c.status = 'pending' AND c.claimed_by IS NOT NULL
-              AND c.aggregate_type COLLATE "C" = w.aggregate_type
-              AND c.aggregate_id COLLATE "C" = w.aggregate_id
+              AND {{outbox_hash_of}}(c.aggregate_type, c.aggregate_id) = w.hash
             LIMIT 1) IS NOT NULL AS in_hand,
            (SELECT d.id FROM {{outbox}} d
             WHERE d.status = 'dead' AND d.holds IS NOT FALSE
-              AND d.aggregate_type COLLATE "C" = w.aggregate_type
-              AND d.aggregate_id COLLATE "C" = w.aggregate_id
+              AND {{outbox_hash_of}}(d.aggregate_type, d.aggregate_id) = w.hash
             ORDER BY d.id LIMIT 1) AS held_from
     FROM walk w
 ), candidate AS (
@@ -66,25 +64,24 @@ WITH RECURSIVE owned AS MATERIALIZED (
         FROM {{outbox}} x
         WHERE {{outbox_bucket_of}}(x.aggregate_type, x.aggregate_id) = a.bucket
           AND x.status = 'pending' AND x.claimed_by IS NULL
-          AND x.aggregate_type COLLATE "C" = a.aggregate_type
-          AND x.aggregate_id COLLATE "C" = a.aggregate_id
+          AND {{outbox_hash_of}}(x.aggregate_type, x.aggregate_id) = a.hash
         ORDER BY x.id
-        LIMIT $8::int + 1
+        LIMIT $7::int + 1
     ) r
     WHERE NOT a.in_hand
     WINDOW aggregate_order AS (PARTITION BY a.bucket, a.step ORDER BY r.id)
 ), placed AS MATERIALIZED (
     SELECT c.bucket, c.step, c.id, c.nth,
-           row_number() OVER (PARTITION BY c.bucket % $10::int ORDER BY c.step, c.bucket, c.id) AS place
+           row_number() OVER (PARTITION BY c.bucket % $9::int ORDER BY c.step, c.bucket, c.id) AS place
     FROM candidate c
     WHERE c.free
 ), chosen AS MATERIALIZED (
     -- Both cuts go along (step, bucket, id), so they leave a prefix of each aggregate.
     SELECT p.bucket, p.step, p.id
     FROM placed p
-    WHERE p.nth <= $8::int AND p.place <= ($11::int[])[p.bucket % $10::int + 1]
+    WHERE p.nth <= $7::int AND p.place <= ($10::int[])[p.bucket % $9::int + 1]
     ORDER BY p.step, p.bucket, p.id
-    LIMIT $9::int
+    LIMIT $8::int
 ), locked AS MATERIALIZED (
     -- The status is kept from the planner's sight: it would be tempted by a partial index.
     SELECT o.id
@@ -112,12 +109,11 @@ WITH RECURSIVE owned AS MATERIALIZED (
 SELECT 'row' AS kind, c.id, c.bucket, c.aggregate_type, c.aggregate_id, c.bytes AS number
 FROM claimed c
 UNION ALL
-SELECT 'visit', NULL, w.bucket, w.aggregate_type, w.aggregate_id, w.step
-FROM (SELECT DISTINCT ON (bucket) bucket, step, aggregate_type, aggregate_id
-      FROM walk ORDER BY bucket, step DESC) w
+SELECT 'visit', w.hash, w.bucket, NULL, NULL, w.step
+FROM (SELECT DISTINCT ON (bucket) bucket, step, hash FROM walk ORDER BY bucket, step DESC) w
 UNION ALL
 SELECT 'rest', NULL, NULL, NULL, NULL,
        (EXISTS (SELECT FROM aggregate a WHERE a.in_hand)
-        OR EXISTS (SELECT FROM placed p WHERE p.nth > $8::int))::int
-       + ((SELECT count(*) FROM placed p WHERE p.nth <= $8::int) > (SELECT count(*) FROM chosen))::int * 2
+        OR EXISTS (SELECT FROM placed p WHERE p.nth > $7::int))::int
+       + ((SELECT count(*) FROM placed p WHERE p.nth <= $7::int) > (SELECT count(*) FROM chosen))::int * 2
        + EXISTS (SELECT FROM taken t WHERE NOT t.whole)::int * 4

@@ -8,8 +8,8 @@ SELECT (SELECT count(*) FROM (SELECT FROM {{outbox}} WHERE coalesce(status = 'pe
             ELSE extract(epoch FROM o.next_attempt_at - now())::float8 END AS due_in_seconds,
        (SELECT d.id FROM {{outbox}} d
         WHERE d.status = 'dead' AND d.holds IS NOT FALSE
-          AND d.aggregate_type COLLATE "C" = o.aggregate_type
-          AND d.aggregate_id COLLATE "C" = o.aggregate_id AND d.id < o.id
+          AND {{outbox_hash_of}}(d.aggregate_type, d.aggregate_id) = {{outbox_hash_of}}(o.aggregate_type, o.aggregate_id)
+          AND d.id < o.id
         ORDER BY d.id LIMIT 1) AS behind_dead
 FROM (SELECT) one
 LEFT JOIN LATERAL (SELECT * FROM {{outbox}} WHERE coalesce(status = 'pending', false) ORDER BY id LIMIT 1) o ON true

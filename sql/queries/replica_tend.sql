@@ -27,6 +27,11 @@ SELECT EXISTS (SELECT FROM renewed) AS renewed,
        ARRAY(SELECT p.token FROM peer p WHERE NOT p.alive) AS dead_peers,
        EXISTS (SELECT FROM {{outbox}} o
                WHERE o.status = 'pending' AND o.claimed_by IS NOT NULL AND o.claimed_by <> $2) AS peers_busy,
+       -- Claims that nobody stands for, for example of a relay that the table had before it was adopted.
+       EXISTS (SELECT FROM {{outbox}} o
+               WHERE o.status = 'pending' AND o.claimed_by IS NOT NULL
+                 AND (o.claimed_until IS NULL OR o.claimed_until <= clock_timestamp())
+                 AND NOT EXISTS (SELECT FROM {{outbox_replica}} r WHERE r.name = o.claimed_by)) AS strays,
        EXISTS (SELECT FROM {{outbox}} o
                WHERE coalesce(o.status = 'pending' AND o.claimed_by IS NULL, false) AND o.next_attempt_at <= now()) AS due,
        (SELECT CASE WHEN isfinite(n.next_attempt_at)

@@ -182,6 +182,7 @@ pub struct Claimer {
     tended: Option<Tended>,
     tend_due: bool,
     ring_due: bool,
+    strays: bool,
     replan_due: bool,
     replanned_at: Instant,
     to_load: VecDeque<(ClaimedRow, Arc<ClaimToken>)>,
@@ -228,6 +229,7 @@ impl Claimer {
             tended: None,
             tend_due: true,
             ring_due: false,
+            strays: false,
             replan_due: false,
             replanned_at: now,
             to_load: VecDeque::new(),
@@ -383,6 +385,18 @@ impl Claimer {
                 async move { session.ring().await },
                 |_, _: (), _| {},
             );
+        } else if std::mem::take(&mut self.strays) {
+            self.run(
+                context,
+                async move { session.release_strays().await },
+                |actor, rows, _| {
+                    if rows > 0 {
+                        tracing::warn!(rows, "released rows whose claim nobody stands for");
+                        actor.rounds.wake();
+                        actor.ring_due = true;
+                    }
+                },
+            );
         } else if std::mem::take(&mut self.replan_due) {
             self.replanned_at = Instant::now();
             self.run(
@@ -500,6 +514,7 @@ impl Claimer {
             self.backstop_at = now + self.settings.tick;
             self.rounds.wake();
         }
+        self.strays = tended.strays;
         if let Some(wait) = tended.next_due {
             self.due_within(wait);
         }

@@ -41,7 +41,7 @@ struct Bucket {
     /// Still to be walked in this round.
     open: bool,
     /// Where to go on in this round; none: at the first aggregate.
-    cursor: Option<(String, String)>,
+    cursor: Option<i64>,
     in_hand: usize,
 }
 
@@ -180,14 +180,12 @@ impl Rounds {
             .div_ceil(walked.len() * self.rows_per_aggregate)
             .clamp(1, MOST_VISITS);
         self.returned_meanwhile = false;
-        let cursors = walked
-            .iter()
-            .map(|number| self.buckets[*number].cursor.clone().unwrap_or_default());
-        let (after_types, after_ids) = cursors.unzip();
         Some(ClaimRequest {
             buckets: walked.iter().map(|number| int(*number)).collect(),
-            after_types,
-            after_ids,
+            starts: walked
+                .iter()
+                .map(|number| self.buckets[*number].cursor.unwrap_or(i64::MIN))
+                .collect(),
             visits: int(self.visits),
             rows_per_aggregate: int(self.rows_per_aggregate),
             limit: int(limit),
@@ -225,18 +223,13 @@ impl Rounds {
             .filter_map(|bucket| u8::try_from(*bucket).ok())
         {
             let bucket = &mut self.buckets[usize::from(number)];
-            match visits.get(&number) {
-                Some(visit) if visit.visited >= request.visits => {
-                    // The least id above this one: no text holds a character below U+0001.
-                    let (aggregate_type, aggregate_id) = visit.last.clone();
-                    bucket.cursor = Some((aggregate_type, format!("{aggregate_id}\u{1}")));
-                    exhausted = false;
-                }
-                _ => {
-                    bucket.cursor = None;
-                    bucket.open = false;
-                }
-            }
+            let more = visits
+                .get(&number)
+                .filter(|visit| visit.visited >= request.visits);
+            // The hash after the last one; after the greatest there is nothing more.
+            bucket.cursor = more.and_then(|visit| visit.last.checked_add(1));
+            bucket.open = bucket.cursor.is_some();
+            exhausted &= !bucket.open;
         }
         for row in &answer.rows {
             self.buckets[usize::from(row.bucket)].in_hand += 1;
@@ -341,17 +334,14 @@ mod tests {
         let answer = ClaimAnswer {
             visits: vec![Visit {
                 bucket: 7,
-                last: ("t".into(), "x".into()),
+                last: 41,
                 visited: request.visits,
             }],
             ..ClaimAnswer::default()
         };
         rounds.claimed(&request, &answer);
         let next = rounds.next_claim().expect("the rest of the round");
-        assert_eq!(
-            (next.after_types[0].as_str(), next.after_ids[0].as_str()),
-            ("t", "x\u{1}")
-        );
+        assert_eq!(next.starts, [42]);
         rounds.claimed(&next, &ClaimAnswer::default());
         assert_eq!(rounds.next_claim(), None);
     }

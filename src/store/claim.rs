@@ -15,10 +15,8 @@ use crate::event::{AggregateKey, EventId};
 pub struct ClaimRequest {
     /// Buckets to walk.
     pub buckets: Vec<i32>,
-    /// For each bucket the aggregate type to start from.
-    pub after_types: Vec<String>,
-    /// For each bucket the aggregate id to start from.
-    pub after_ids: Vec<String>,
+    /// For each bucket the aggregate's hash to start from.
+    pub starts: Vec<i64>,
     /// Aggregates to visit per bucket.
     pub visits: i32,
     /// Rows per aggregate at most.
@@ -47,8 +45,8 @@ pub struct ClaimedRow {
 pub struct Visit {
     /// The bucket.
     pub bucket: u8,
-    /// The last aggregate visited.
-    pub last: (String, String),
+    /// Hash of the last aggregate visited.
+    pub last: i64,
     /// Aggregates visited; as many as asked for means that there may be more.
     pub visited: i32,
 }
@@ -99,8 +97,7 @@ impl Session {
                         &name,
                         &lease,
                         &request.buckets,
-                        &request.after_types,
-                        &request.after_ids,
+                        &request.starts,
                         &request.visits,
                         &request.rows_per_aggregate,
                         &request.limit,
@@ -141,7 +138,7 @@ fn read_answer(buckets: &[Row], rows: &[Row]) -> ClaimAnswer {
             }),
             "visit" => answer.visits.push(Visit {
                 bucket: bucket_of(row, 2),
-                last: (row.get(3), row.get(4)),
+                last: row.get(1),
                 visited: row.get(5),
             }),
             _ => {

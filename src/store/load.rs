@@ -20,8 +20,7 @@ impl Store {
         let ids: Vec<i64> = rows.iter().map(|row| row.id.0).collect();
         let loaded = self.query(&self.queries.load, &[&ids]).await?;
         let now = Instant::now();
-        // By id, since neither side is in the order of the other: what is to be loaded is of several
-        // claims, one after another.
+        // The server answers in no particular order.
         let loaded: HashMap<i64, _> = loaded.iter().map(|row| (row.get(0), row)).collect();
         let mut events = Vec::with_capacity(rows.len());
         for claimed in rows {

@@ -173,7 +173,7 @@ macro_rules! queries {
 
 queries! {
     bucket_acquire, bucket_give_up, claim, claim_buckets, lag, load, mark_failed, mark_published,
-    release, replica_leave, replica_register, replica_tend, replica_token, replicas, ring,
+    release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring,
     still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows,
 }
 

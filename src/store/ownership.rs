@@ -28,6 +28,7 @@ pub(super) struct Statements {
     give_up: Statement,
     leave: Statement,
     ring: Statement,
+    release_strays: Statement,
 }
 
 impl Statements {
@@ -44,6 +45,7 @@ impl Statements {
             give_up: client.prepare(&queries.bucket_give_up).await?,
             leave: client.prepare(&queries.replica_leave).await?,
             ring: client.prepare(&queries.ring).await?,
+            release_strays: client.prepare(&queries.release_strays).await?,
         })
     }
 }
@@ -73,6 +75,8 @@ pub struct Tended {
     pub dead_peers: Vec<i32>,
     /// A peer has rows in hand.
     pub peers_busy: bool,
+    /// Rows are claimed that nobody stands for.
+    pub strays: bool,
     /// An unclaimed row is due, in whosever bucket.
     pub due: bool,
     /// When the next row falls due.
@@ -180,6 +184,7 @@ impl Session {
             ready_peers: count("ready_peers"),
             dead_peers: row.get("dead_peers"),
             peers_busy: row.get("peers_busy"),
+            strays: row.get("strays"),
             due: row.get("due"),
             next_due: row
                 .get::<_, Option<f64>>("next_due_seconds")
@@ -263,6 +268,14 @@ impl Session {
         in_time(self.client.execute(&self.statements.ring, &[&"peer"]))
             .await
             .map(drop)
+    }
+
+    /// Releases rows whose claim nobody stands for and is over; answers how many.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn release_strays(&self) -> Result<u64, StoreError> {
+        in_time(self.client.execute(&self.statements.release_strays, &[])).await
     }
 
     /// Has the claim planned anew. Its plan is made once, by the size that the table has then; a plan

@@ -509,7 +509,7 @@ async fn a_log_record_is_one_line_whatever_a_row_is_called() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_are_loaded_in_any_order() {
+async fn a_row_that_vanished_after_its_claim_is_left_out() {
     let world = World::new().await;
     let mut rows = Vec::new();
     for number in 0..10 {
@@ -530,9 +530,10 @@ async fn events_are_loaded_in_any_order() {
     world
         .sql("DELETE FROM outbox WHERE aggregate_id = '4'")
         .await;
-    // What is to be loaded is of several claims, one after another.
-    rows.rotate_left(3);
-    rows.swap(0, 5);
+    // The server answers in the order of the table, where this one is last now.
+    world
+        .sql("UPDATE outbox SET attempts = 0 WHERE aggregate_id = '2'")
+        .await;
     let wanted: Vec<_> = rows
         .iter()
         .map(|row| row.id)

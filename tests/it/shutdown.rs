@@ -98,6 +98,7 @@ async fn a_stop_with_the_broker_gone_names_what_may_come_twice() {
     assert_nothing_left(&world).await;
     load.stop().await;
     let repeated = repeated(&rest_is_delivered(&mut world).await);
+    assert!(!repeated.is_empty(), "nothing was outstanding");
     assert_eq!(
         unnamed(&relay, &repeated),
         [0i64; 0],
