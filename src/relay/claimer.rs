@@ -676,15 +676,19 @@ impl Claimer {
 
     fn loaded(&mut self, rows: &[ClaimedRow], events: Vec<OutboxEvent>, token: &Arc<ClaimToken>) {
         if events.len() < rows.len() {
-            // Deleted under our hands by somebody: nothing to publish and nothing to mark.
             let mut ids = events.iter().map(|event| event.id).peekable();
-            let gone: Vec<u8> = rows
+            let held: Vec<Held> = rows
                 .iter()
                 .filter(|row| ids.next_if_eq(&row.id).is_none())
-                .map(|row| row.bucket)
+                .map(|row| Held::of_row(row, token))
                 .collect();
-            tracing::warn!(rows = gone.len(), "claimed rows were deleted by somebody");
-            self.rounds.returned(&gone);
+            tracing::warn!(
+                rows = held.len(),
+                "claimed rows are gone: deleted by somebody"
+            );
+            // Handed back all the same: what is gone costs nothing, and what is not must not stay
+            // claimed by nobody.
+            self.links.marker.try_send(HandBack { held }).ok();
         }
         let partitions = self.settings.partitions;
         let mut batches: Vec<Vec<Delivery>> = vec![Vec::new(); partitions];

@@ -169,8 +169,7 @@ impl Publisher {
             Outcome::Isolate => self.queue.suspected(id),
             Outcome::HandBack => {
                 if let Some((delivery, later)) = self.queue.failed(id) {
-                    if matches!(error.cause, Cause::Unreachable | Cause::ConfirmTimeout) {
-                        // Perhaps it was sent and perhaps the broker has it.
+                    if error.maybe_sent {
                         tracing::warn!(id = id.0, %error, "not confirmed, handed back: a duplicate is possible");
                     } else {
                         tracing::debug!(id = id.0, %error, "handed back");
@@ -269,7 +268,7 @@ impl StreamHandler<Vec<Settlement>> for Publisher {
         for id in lost {
             self.failed(
                 id,
-                SinkError::new(Cause::Unreachable, "the lane to the broker ended"),
+                SinkError::new(Cause::Unreachable, "the lane to the broker ended").after_sending(),
             );
         }
         if !self.stopping && !self.draining {

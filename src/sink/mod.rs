@@ -37,6 +37,8 @@ pub struct SinkError {
     pub cause: Cause,
     /// For people: names the object and the broker's reason. Never a password, URL or payload.
     pub message: String,
+    /// Perhaps the broker has it all the same: it was sent, and nothing certain came back.
+    pub maybe_sent: bool,
 }
 
 impl SinkError {
@@ -45,6 +47,16 @@ impl SinkError {
         Self {
             cause,
             message: message.into(),
+            maybe_sent: false,
+        }
+    }
+
+    /// The same of an event that was sent and whose fate is unknown.
+    #[must_use]
+    pub fn after_sending(self) -> Self {
+        Self {
+            maybe_sent: true,
+            ..self
         }
     }
 }

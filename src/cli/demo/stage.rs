@@ -13,7 +13,6 @@ use lapin::options::{
     QueueDeleteOptions,
 };
 use lapin::types::FieldTable;
-use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties, ExchangeKind};
 use tracing::instrument::WithSubscriber as _;
 use tracing::subscriber::NoSubscriber;
@@ -21,6 +20,7 @@ use tracing::subscriber::NoSubscriber;
 use super::read::Reader;
 use crate::cli::{Failure, open_store};
 use crate::config::{Config, LogFormat, MessageId};
+use crate::sink::rabbitmq;
 use crate::store::{Store, StoreError};
 
 /// For each conversation with the broker; it takes milliseconds.
@@ -174,13 +174,7 @@ impl Stage {
             .url
             .as_ref()
             .map_or("", |url| url.expose());
-        let mut uri = AMQPUri::from_str(url).map_err(std::io::Error::other)?;
-        // lapin's own parser takes an IPv6 host for none at all, and goes to localhost.
-        if let Some(url::Host::Ipv6(host)) =
-            url::Url::parse(url).ok().as_ref().and_then(url::Url::host)
-        {
-            uri.authority.host = host.to_string();
-        }
+        let uri = rabbitmq::parse(url).ok_or_else(|| std::io::Error::other("no AMQP URL"))?;
         // An error means that there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let properties =

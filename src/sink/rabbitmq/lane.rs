@@ -322,7 +322,8 @@ impl<'a> Run<'a> {
                 "RabbitMQ returned a message without a known message id: no confirm of this \
                  channel counts",
             ),
-        };
+        }
+        .after_sending();
         let ids = failed.iter().map(|sent| sent.id).chain(doubtful);
         self.settlements.extend(ids.map(|id| Settlement {
             id,

@@ -162,8 +162,9 @@ impl Sink for RabbitmqSink {
     }
 }
 
-/// lapin's own parser takes an IPv6 host for none at all, and goes to localhost.
-fn parse(url: &str) -> Option<AMQPUri> {
+/// An AMQP URL, read in full: lapin's own parser takes an IPv6 host for none at all, and goes to
+/// localhost.
+pub(crate) fn parse(url: &str) -> Option<AMQPUri> {
     let mut uri = AMQPUri::from_str(url).ok()?;
     let parsed = url::Url::parse(url).ok()?;
     if let Some(url::Host::Ipv6(host)) = parsed.host() {
