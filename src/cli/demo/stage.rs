@@ -4,7 +4,6 @@
 
 use std::cell::Cell;
 use std::path::PathBuf;
-use std::str::FromStr as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
