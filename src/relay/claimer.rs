@@ -199,6 +199,8 @@ pub struct Claimer {
     backstop_at: Instant,
     timer: Option<SpawnHandle>,
     pauses: ExponentialBackoff,
+    reopen_pauses: ExponentialBackoff,
+    opened_at: Instant,
     trouble: Option<String>,
     drained: Option<Vec<oneshot::Sender<()>>>,
     leave: Option<oneshot::Sender<()>>,
@@ -245,6 +247,8 @@ impl Claimer {
             backstop_at: now,
             timer: None,
             pauses: pauses(FIRST_PAUSE, LONGEST_PAUSE),
+            reopen_pauses: pauses(FIRST_PAUSE, LONGEST_PAUSE),
+            opened_at: now,
             trouble: None,
             drained: None,
             leave: None,
@@ -277,13 +281,14 @@ impl Claimer {
                 Ok(session) => {
                     tracing::info!(token = session.token().name(), "session open");
                     actor.session = Some(Rc::new(session));
+                    actor.opened_at = Instant::now();
                     actor.well();
                     actor.tend_due = true;
                     actor.step(context);
                 }
                 Err(error) => {
                     actor.unwell(&error.to_string());
-                    let pause = actor.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
+                    let pause = actor.reopen_pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
                     context.run_later(pause, Self::open);
                     actor.answer_waiting();
                 }
@@ -310,7 +315,12 @@ impl Claimer {
         for publisher in &self.links.publishers {
             publisher.try_send(Voided).ok();
         }
-        let pause = self.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
+        // A session that opens and soon fails again, for example for want of a privilege, must not be
+        // tried in a tight loop.
+        if self.opened_at.elapsed() > LONGEST_PAUSE * 2 {
+            self.reopen_pauses.reset();
+        }
+        let pause = self.reopen_pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
         context.run_later(pause, Self::open);
     }
 
@@ -335,8 +345,10 @@ impl Claimer {
             if matches!(code.as_str(), "55P03" | "57014" | "40001" | "40P01"));
         if passing {
             tracing::debug!(%error, "statement failed, trying again");
-            let pause = self.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
-            self.rest_until = Some(Instant::now() + pause);
+            let again = Instant::now() + self.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
+            self.rest_until = Some(again);
+            // If it was the heartbeat, the next one must not wait for the tick.
+            self.tick_at = self.tick_at.min(again);
         } else {
             self.lose(&error.to_string(), context);
         }
@@ -367,7 +379,7 @@ impl Claimer {
             self.run(
                 context,
                 async move { session.leave().await },
-                |actor, _: (), _| {
+                |actor, _: ()| {
                     actor.session = None;
                     actor.stopping = true;
                 },
@@ -380,16 +392,12 @@ impl Claimer {
             self.take_over(session, token, false, context);
         } else if self.ring_due {
             self.ring_due = false;
-            self.run(
-                context,
-                async move { session.ring().await },
-                |_, _: (), _| {},
-            );
+            self.run(context, async move { session.ring().await }, |_, _: ()| {});
         } else if std::mem::take(&mut self.strays) {
             self.run(
                 context,
                 async move { session.release_strays().await },
-                |actor, rows, _| {
+                |actor, rows| {
                     if rows > 0 {
                         tracing::warn!(rows, "released rows whose claim nobody stands for");
                         actor.rounds.wake();
@@ -402,7 +410,7 @@ impl Claimer {
             self.run(
                 context,
                 async move { session.replan_claim().await },
-                |_, _: (), _| {},
+                |_, _: ()| {},
             );
         } else {
             self.share_or_claim(session, context);
@@ -416,7 +424,7 @@ impl Claimer {
             self.run(
                 context,
                 async move { session.give_up(&given).await },
-                |actor, _: (), _| {
+                |actor, _: ()| {
                     actor.own();
                 },
             );
@@ -425,7 +433,7 @@ impl Claimer {
             self.run(
                 context,
                 async move { session.acquire(most).await },
-                |actor, acquired, _| {
+                |actor, acquired| {
                     tracing::debug!(buckets = acquired.len(), "took free buckets");
                     actor.owned.extend(acquired);
                     actor.own();
@@ -445,7 +453,18 @@ impl Claimer {
         &mut self,
         context: &mut Context<Self>,
         statement: impl Future<Output = Result<T, StoreError>> + 'static,
-        then: impl FnOnce(&mut Self, T, &mut Context<Self>) + 'static,
+        then: impl FnOnce(&mut Self, T) + 'static,
+    ) {
+        self.run_or(context, statement, then, |_| {});
+    }
+
+    /// As `run`; `otherwise` is called when the statement failed.
+    fn run_or<T: 'static>(
+        &mut self,
+        context: &mut Context<Self>,
+        statement: impl Future<Output = Result<T, StoreError>> + 'static,
+        then: impl FnOnce(&mut Self, T) + 'static,
+        otherwise: impl FnOnce(&mut Self) + 'static,
     ) {
         self.busy = true;
         let asked = self
@@ -465,9 +484,13 @@ impl Claimer {
                         match answer {
                             Ok(answer) => {
                                 actor.pauses.reset();
-                                then(actor, answer, context);
+                                actor.well();
+                                then(actor, answer);
                             }
-                            Err(error) => actor.failed(&error, context),
+                            Err(error) => {
+                                otherwise(actor);
+                                actor.failed(&error, context);
+                            }
                         }
                     }
                     actor.step(context);
@@ -486,7 +509,7 @@ impl Claimer {
         self.run(
             context,
             async move { session.tend(ready).await },
-            move |actor, tended, _| {
+            move |actor, tended| {
                 actor.tended(tended, ready);
             },
         );
@@ -543,17 +566,17 @@ impl Claimer {
         own: bool,
         context: &mut Context<Self>,
     ) {
-        let takeover = async move { Ok((session.takeover(token, own).await, token)) };
-        self.run(
+        self.run_or(
             context,
-            takeover,
-            move |actor, (takeover, token), context| match takeover {
-                Ok(Takeover::Done {
+            async move { session.takeover(token, own).await },
+            |actor, takeover| {
+                if let Takeover::Done {
                     name,
                     buckets,
                     rows,
                     complete,
-                }) => {
+                } = takeover
+                {
                     if complete {
                         ::metrics::counter!(metrics::TAKEOVERS).increment(1);
                     }
@@ -572,22 +595,17 @@ impl Claimer {
                     // Our share of the freed buckets.
                     actor.tend_due = true;
                     if !complete {
-                        // Somebody holds one of its rows locked: the next look finds it again.
+                        // Somebody holds one of its rows locked. Its lease is ended for good, so the
+                        // next look finds it among the dead, whosever it was; claims go on meanwhile.
                         actor.tend_due = false;
                         actor.tick_at = Instant::now() + WATCH;
-                        if own {
-                            actor.old_tokens.push(token);
-                            actor.rest_until = Some(Instant::now() + WATCH);
-                        }
                     }
                 }
-                Ok(Takeover::NotDead) => {}
-                Err(error) => {
-                    // A claim of the dead client's may still run: the server ends it within seconds.
-                    if own {
-                        actor.old_tokens.push(token);
-                    }
-                    actor.failed(&error, context);
+            },
+            move |actor| {
+                // A claim of the dead client's may still run: the server ends it within seconds.
+                if own {
+                    actor.old_tokens.push(token);
                 }
             },
         );
@@ -597,19 +615,17 @@ impl Claimer {
         let token = session.token().clone();
         let began = Instant::now();
         let asked = request.clone();
-        let claim = async move { Ok(session.claim(&asked).await) };
-        self.run(context, claim, move |actor, answer, context| match answer {
-            Ok(answer) => {
+        self.run_or(
+            context,
+            async move { session.claim(&asked).await },
+            move |actor, answer| {
                 let took = began.elapsed();
                 ::metrics::histogram!(metrics::CLAIM_SECONDS).record(took);
                 actor.replan_due = took > SLOW_CLAIM && actor.replanned_at.elapsed() > REPLAN_PAUSE;
                 actor.claimed(&request, answer, &token);
-            }
-            Err(error) => {
-                actor.rounds.claim_failed();
-                actor.failed(&error, context);
-            }
-        });
+            },
+            |actor| actor.rounds.claim_failed(),
+        );
     }
 
     fn claimed(&mut self, request: &ClaimRequest, answer: ClaimAnswer, token: &Arc<ClaimToken>) {
@@ -665,6 +681,7 @@ impl Claimer {
                     actor.loading = false;
                     match loaded {
                         Ok(events) => {
+                            actor.well();
                             actor.loaded(&rows, events, &token);
                             actor.step(context);
                         }

@@ -184,6 +184,10 @@ pub struct Supervisor {
     totals: Arc<Totals>,
     rebuilds: VecDeque<Instant>,
     restarts: u64,
+    /// The breaker has been closed before.
+    delivered: bool,
+    /// Why the end is an untimely one.
+    fault: Option<String>,
     ending: bool,
     ended: Option<oneshot::Sender<Ending>>,
 }
@@ -210,6 +214,8 @@ impl Supervisor {
             totals: Arc::default(),
             rebuilds: VecDeque::new(),
             restarts: 0,
+            delivered: false,
+            fault: None,
             ending: false,
             ended: Some(ended),
         }
@@ -356,6 +362,7 @@ impl Supervisor {
         let before = self.breaker.reason().map(str::to_owned);
         let answer = probed.as_ref().copied().map_err(String::as_str);
         if self.breaker.probed(answer, Instant::now()) {
+            self.delivered = true;
             tracing::info!(sink = self.sink.name(), "breaker closed, delivering");
             if let Some(generation) = &self.generation {
                 generation.claimer.try_send(Ready(true)).ok();
@@ -365,11 +372,15 @@ impl Supervisor {
                 tracing::error!(reason, "not ready to publish, nothing is claimed");
             }
             if self.once {
-                self.end(
-                    Vec::new(),
-                    Some(format!("{reason} Nothing was claimed.")),
-                    context,
-                );
+                // One pass does not wait for a broker.
+                let claimed = if self.delivered {
+                    "The pass was given up."
+                } else {
+                    "Nothing was claimed."
+                };
+                let stop = if reason.ends_with('.') { "" } else { "." };
+                self.fault = Some(format!("{reason}{stop} {claimed}"));
+                self.drain(context);
                 return;
             }
         }
@@ -436,7 +447,7 @@ impl Supervisor {
             dead: count(&self.totals.dead),
             handed_back: count(&self.totals.handed_back),
             unconfirmed,
-            error,
+            error: error.or(self.fault.take()),
         };
         let sink = self.sink.clone();
         context.spawn(
