@@ -99,6 +99,50 @@ async fn a_row_locked_in_hand_delays_its_own_mark_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_row_of_a_lost_session_holds_up_no_other_aggregate() {
+    let mut world = World::new().await;
+    let broker = Proxy::new(&amqp_url()).await;
+    let url = broker.through(&amqp_url());
+    let relay = world
+        .ready_relay(&[
+            ("AMQP_URL", &url),
+            ("relay.lease", "60s"),
+            ("rabbitmq.confirm_timeout", "50s"),
+            ("relay.partitions", "1"),
+        ])
+        .await;
+    let before = world.warm().await;
+    broker.mute(true);
+    world.fill("order", 10, 2).await;
+    world
+        .until(
+            &format!("SELECT count(*) >= 10 FROM outbox WHERE {IN_HAND}"),
+            SOON,
+        )
+        .await;
+    let operator = world.client().await;
+    let lock = format!(
+        "BEGIN; SELECT FROM outbox WHERE id = {} FOR UPDATE",
+        before + 1
+    );
+    operator.batch_execute(&lock).await.unwrap();
+    world
+        .sql("SELECT pg_terminate_backend(session_pid) FROM outbox_replica")
+        .await;
+    relay.until_logged("claim token void", SOON).await;
+    broker.mute(false);
+    world.fill("fresh", 20, 1).await;
+    let fresh = "SELECT bool_and(status = 'published') FROM outbox WHERE aggregate_type = 'fresh'";
+    world.until(fresh, Duration::from_secs(10)).await;
+    operator.batch_execute("ROLLBACK").await.unwrap();
+    world.until_published(SOON).await;
+    let ledger = Ledger::of(&world.arrivals(40, SOON).await);
+    ledger.assert_sound(&world.committed().await);
+    drop(relay);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_discarded_while_it_is_claimed_stays_discarded_and_strands_nothing() {
     let mut world = World::new().await;
     world.fill("order", 1, 4).await;
