@@ -302,7 +302,7 @@ impl Claimer {
             return;
         };
         session.token().void();
-        self.unwell(reason);
+        self.trouble = Some(reason.to_owned());
         tracing::warn!(token = session.token().name(), reason, "claim token void");
         self.old_tokens.push(session.token().number());
         self.owned.clear();
