@@ -17,33 +17,33 @@ use crate::event::BUCKETS;
 /// File read when no other is named and it exists.
 pub const DEFAULT_FILE: &str = "bellwire.toml";
 
-/// The seed's exchange; consumers bind to `order.*` or `*.OrderPlaced` on it.
+/// A topic exchange: consumers bind to `order.*` or `*.OrderPlaced` on it.
 pub const DEFAULT_EXCHANGE: &str = "domain-events";
 /// Enough to keep two cores busy; aggregates, not partitions, bound what goes in parallel.
 pub const DEFAULT_PARTITIONS: usize = 8;
 /// Confirms outstanding per partition: with 8 partitions 512 in all, where a classic queue's
 /// throughput stops growing.
 pub const DEFAULT_WINDOW: usize = 64;
-/// Rows per claim: the cost of a claim is spread over them. (A flow runner that publishes five a
-/// second wants 50; a pipelined relay wants more.)
+/// Rows per claim: the cost of a claim is spread over them.
 pub const DEFAULT_BATCH_SIZE: usize = 500;
 /// Bounds how long rows of a frozen replica wait. Renewed at half.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 /// The backstop when a notification is lost; 12 statements a minute when idle.
 pub const DEFAULT_TICK: Duration = Duration::from_secs(5);
-/// Below the 30 seconds that Kubernetes and Docker Compose users commonly allow.
+/// Below the 30 seconds that Kubernetes allows by default. Docker's default of 10 has to be raised.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(20);
-/// The seed's: failed attempts before an event is dead-lettered.
+/// With the backoff below the tries span seven and a half minutes: time to add a binding that was
+/// forgotten, and somebody is told within the hour.
 pub const DEFAULT_MAX_ATTEMPTS: u32 = 5;
-/// The seed's: wait after the first failed attempt; doubles on each later one, up to an hour.
+/// Time for a hand to mend what one try met; doubles on each later one, up to an hour.
 pub const DEFAULT_BACKOFF: Duration = Duration::from_secs(30);
-/// The seed's: this many failures in a row that point at the broker open its breaker.
+/// One or two may be an accident; three in a row point at the broker rather than at the events.
 pub const DEFAULT_STOP_AFTER_FAILURES: u32 = 3;
 /// Well below the lease, so that a re-send still happens under the same claim.
 pub const DEFAULT_CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 /// A broker on the same network answers in milliseconds; a wrong address should show soon.
 pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The seed's: lagging when the oldest due event is older than this.
+/// Far above the latency of a healthy relay, and still soon for whoever is on call.
 pub const DEFAULT_LAG_ALERT: Duration = Duration::from_secs(5 * 60);
 /// Loopback: the port tells and takes more than strangers should have.
 pub const DEFAULT_ADMIN_LISTEN: &str = "127.0.0.1:9464";
@@ -152,7 +152,7 @@ impl Default for DatabaseConfig {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "String")]
 pub enum MessageId {
-    /// The outbox id, as in the seed.
+    /// The outbox id.
     #[default]
     Id,
     /// The row's UUID.

@@ -80,7 +80,7 @@ async fn the_body_is_the_payload_to_the_byte() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_json_column_keeps_its_spelling_and_odd_escapes() {
     let mut world = World::unbound().await;
-    world.sql(&SEED_TABLE.replace("JSONB", "JSON")).await;
+    world.sql(&BASE_TABLE.replace("JSONB", "JSON")).await;
     let run = world.command(&[], &["migrate"]).await;
     assert_eq!(run.status.code(), Some(0), "{}", run.stderr);
     world.declare().await;
@@ -109,8 +109,8 @@ async fn a_json_column_keeps_its_spelling_and_odd_escapes() {
     world.clean().await;
 }
 
-/// Table and nothing else, as seed 000 makes it.
-const SEED_TABLE: &str = "CREATE TABLE outbox (
+/// An application's own outbox with the base columns, without indexes.
+const BASE_TABLE: &str = "CREATE TABLE outbox (
     id              BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     aggregate_type  TEXT NOT NULL,
     aggregate_id    TEXT NOT NULL,
@@ -602,5 +602,26 @@ async fn fifty_payloads_of_a_megabyte_arrive_whole() {
             .await,
         0
     );
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_aggregate_id_of_any_length_can_be_written_and_arrives() {
+    let mut world = World::new().await;
+    let _relay = world.ready_relay(&[]).await;
+    // Incompressible, so longer than any text that a B-tree could hold.
+    world
+        .sql(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+             SELECT 'long', string_agg(md5(g::text), ''), 'Made', '{}'
+             FROM generate_series(1, 300) g, generate_series(1, 3) row GROUP BY row",
+        )
+        .await;
+    let arrivals = world.arrivals(3, SOON).await;
+    let id: String = world.one("SELECT min(aggregate_id) FROM outbox").await;
+    assert_eq!(id.len(), 9600);
+    assert!(arrivals.iter().all(|arrival| arrival.aggregate.1 == id));
+    Ledger::of(&arrivals).assert_sound(&world.committed().await);
+    world.until_published(SOON).await;
     world.clean().await;
 }

@@ -7,8 +7,8 @@ use crate::support::{Ledger, Load, Relay, SOON, World};
 /// Our lock_timeout, and some for a slow machine.
 const WRITERS_WAIT: Duration = Duration::from_millis(1500);
 
-/// Everything of `ensure_outbox` of seed 000, to the letter.
-const SEED: &str = "
+/// An outbox that an application made for a relay of its own, with the base columns and indexes.
+const BASE_OUTBOX: &str = "
 CREATE TABLE IF NOT EXISTS outbox (
   id              BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   aggregate_type  TEXT NOT NULL,
@@ -132,7 +132,7 @@ async fn an_interrupted_migration_is_completed_by_the_next() {
 async fn the_applications_own_outbox_is_adopted_under_load() {
     let mut world = World::unbound().await;
     world.declare().await;
-    world.sql(SEED).await;
+    world.sql(BASE_OUTBOX).await;
     world
         .sql(
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, status, published_at)
@@ -194,12 +194,12 @@ async fn the_applications_own_outbox_is_adopted_under_load() {
 async fn rows_that_a_former_relay_died_with_are_delivered() {
     let mut world = World::unbound().await;
     world.declare().await;
-    world.sql(SEED).await;
+    world.sql(BASE_OUTBOX).await;
     world
         .sql(
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, claimed_by, claimed_until)
-             VALUES ('order', '1', 'Placed', '{}', 'run-of-the-seed', now() - interval '1 minute'),
-                    ('order', '2', 'Placed', '{}', 'run-of-the-seed', now() + interval '2 seconds'),
+             VALUES ('order', '1', 'Placed', '{}', 'run-of-another-relay', now() - interval '1 minute'),
+                    ('order', '2', 'Placed', '{}', 'run-of-another-relay', now() + interval '2 seconds'),
                     ('order', '1', 'Paid', '{}', NULL, NULL)",
         )
         .await;
@@ -213,7 +213,7 @@ async fn rows_that_a_former_relay_died_with_are_delivered() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_transaction_holds_up_the_migration_and_no_writer() {
     let world = World::unbound().await;
-    world.sql(SEED).await;
+    world.sql(BASE_OUTBOX).await;
     let reader = world.client().await;
     reader
         .batch_execute("BEGIN; SELECT count(*) FROM outbox")
