@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Arrival, Ledger, Load, Proxy, SOON, World, amqp_url, database_url};
+use crate::support::{Arrival, Ledger, Load, Proxy, Relay, SOON, World, amqp_url, database_url};
 
 const IN_HAND: &str = "status = 'pending' AND claimed_by IS NOT NULL";
 
@@ -51,42 +51,41 @@ async fn a_row_locked_by_an_operator_holds_its_aggregate_only_and_only_while_loc
     world.clean().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_locked_in_hand_delays_its_own_mark_only() {
-    let mut world = World::new().await;
-    let broker = Proxy::new(&amqp_url()).await;
-    let url = broker.through(&amqp_url());
+/// A relay with 20 rows of 10 aggregates in hand, sent and unconfirmed since the broker is mute. Of
+/// the first, whose id is answered, an operator's open transaction holds the lock.
+async fn a_row_in_hand_and_locked(
+    world: &mut World,
+    broker: &Proxy,
+) -> (Relay, i64, tokio_postgres::Client) {
     let relay = world
         .ready_relay(&[
-            ("AMQP_URL", &url),
+            ("AMQP_URL", &broker.through(&amqp_url())),
             ("relay.lease", "60s"),
             ("rabbitmq.confirm_timeout", "50s"),
             ("relay.partitions", "1"),
         ])
         .await;
-    let before = world.warm().await;
+    let first = world.warm().await + 1;
     broker.mute(true);
     world.fill("order", 10, 2).await;
-    world
-        .until(
-            &format!("SELECT count(*) >= 10 FROM outbox WHERE {IN_HAND}"),
-            SOON,
-        )
-        .await;
+    let in_hand = format!("SELECT count(*) >= 10 FROM outbox WHERE {IN_HAND}");
+    world.until(&in_hand, SOON).await;
     let operator = world.client().await;
-    let lock = format!(
-        "BEGIN; SELECT FROM outbox WHERE id = {} FOR UPDATE",
-        before + 1
-    );
+    let lock = format!("BEGIN; SELECT FROM outbox WHERE id = {first} FOR UPDATE");
     operator.batch_execute(&lock).await.unwrap();
+    (relay, first, operator)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_locked_in_hand_delays_its_own_mark_only() {
+    let mut world = World::new().await;
+    let broker = Proxy::new(&amqp_url()).await;
+    let (relay, locked, operator) = a_row_in_hand_and_locked(&mut world, &broker).await;
     broker.mute(false);
     let others = "SELECT bool_and(status = 'published') FROM outbox WHERE aggregate_id <> '1'";
     world.until(others, SOON).await;
     let status: String = world
-        .one(&format!(
-            "SELECT status FROM outbox WHERE id = {}",
-            before + 1
-        ))
+        .one(&format!("SELECT status FROM outbox WHERE id = {locked}"))
         .await;
     assert_eq!(status, "pending");
     operator.batch_execute("ROLLBACK").await.unwrap();
@@ -102,30 +101,7 @@ async fn a_row_locked_in_hand_delays_its_own_mark_only() {
 async fn a_locked_row_of_a_lost_session_holds_up_no_other_aggregate() {
     let mut world = World::new().await;
     let broker = Proxy::new(&amqp_url()).await;
-    let url = broker.through(&amqp_url());
-    let relay = world
-        .ready_relay(&[
-            ("AMQP_URL", &url),
-            ("relay.lease", "60s"),
-            ("rabbitmq.confirm_timeout", "50s"),
-            ("relay.partitions", "1"),
-        ])
-        .await;
-    let before = world.warm().await;
-    broker.mute(true);
-    world.fill("order", 10, 2).await;
-    world
-        .until(
-            &format!("SELECT count(*) >= 10 FROM outbox WHERE {IN_HAND}"),
-            SOON,
-        )
-        .await;
-    let operator = world.client().await;
-    let lock = format!(
-        "BEGIN; SELECT FROM outbox WHERE id = {} FOR UPDATE",
-        before + 1
-    );
-    operator.batch_execute(&lock).await.unwrap();
+    let (relay, _, operator) = a_row_in_hand_and_locked(&mut world, &broker).await;
     world
         .sql("SELECT pg_terminate_backend(session_pid) FROM outbox_replica")
         .await;
