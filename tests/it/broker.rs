@@ -400,3 +400,31 @@ async fn an_exchange_that_takes_nothing_makes_no_tight_loop() {
     world.clean_catch_all().await;
     world.clean().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_needs_no_more_than_to_write_to_its_exchange() {
+    let Some(services) = Services::ours() else {
+        return;
+    };
+    let mut world = World::new().await;
+    let user = world.exchange.clone();
+    let exchange_only = format!("^{}$", world.exchange);
+    services
+        .rabbitmqctl(&["-q", "add_user", &user, "secret"])
+        .await;
+    services
+        .rabbitmqctl(&["-q", "set_permissions", &user, "^$", &exchange_only, "^$"])
+        .await;
+    let mut url = url::Url::parse(&amqp_url()).unwrap();
+    url.set_username(&user).unwrap();
+    url.set_password(Some("secret")).unwrap();
+    world.insert(("order", "1"), "Placed", "{}").await;
+    let relay = world.relay(&[("AMQP_URL", url.as_str())]);
+    let arrivals = world.arrivals(1, SOON).await;
+    Ledger::of(&arrivals).assert_sound(&world.committed().await);
+    world.until_published(SOON).await;
+    assert_eq!(relay.logged("breaker open"), 0, "{}", relay.log());
+    drop(relay);
+    services.rabbitmqctl(&["-q", "delete_user", &user]).await;
+    world.clean().await;
+}

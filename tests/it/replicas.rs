@@ -228,8 +228,11 @@ async fn role(world: &World, defaults: &[&str]) -> String {
         .sql(&format!(
             "CREATE ROLE {name} LOGIN;
              GRANT USAGE ON SCHEMA {name} TO {name};
-             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO {name};
-             GRANT USAGE ON ALL SEQUENCES IN SCHEMA {name} TO {name}"
+             -- What the README says that a relay needs, and no more.
+             GRANT SELECT, UPDATE ON outbox, outbox_bucket TO {name};
+             GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_replica TO {name};
+             GRANT SELECT ON outbox_migrations TO {name};
+             GRANT USAGE ON SEQUENCE outbox_token TO {name}"
         ))
         .await;
     for default in defaults {
