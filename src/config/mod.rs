@@ -1,0 +1,242 @@
+//! Configuration: every option, its default with the reason, and its check.
+//!
+//! One TOML file, then the environment over it: `DATABASE_URL` and `AMQP_URL` as everybody knows
+//! them, everything else as `BELLWIRE_<SECTION>__<KEY>` (two underscores between section and
+//! key). Unknown keys are refused, so that a typing error cannot silently mean a default.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+mod admin;
+mod database;
+mod lag;
+mod log;
+mod rabbitmq;
+mod relay;
+mod retry;
+
+pub use admin::*;
+pub use database::*;
+pub use lag::*;
+pub use log::*;
+pub use rabbitmq::*;
+pub use relay::*;
+pub use retry::*;
+
+/// File read when no other is named and it exists.
+pub const DEFAULT_FILE: &str = "bellwire.toml";
+
+/// Why a configuration was refused. Names the key and the remedy; never shows a secret.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file named on the command line is not there or cannot be read.
+    #[error("cannot read the configuration file {path}: {reason}")]
+    File {
+        /// As given.
+        path: PathBuf,
+        /// Of the operating system or the TOML parser.
+        reason: String,
+    },
+    /// A key is unknown or its value has the wrong form.
+    #[error("{key}: {reason}")]
+    Key {
+        /// For example `relay.batch_size`.
+        key: String,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+}
+
+impl ConfigError {
+    fn key(key: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Key {
+            key: key.into(),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// A value that is never printed.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The value itself, for the one call that needs it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(value: &str) -> Self {
+        Self(value.to_owned())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// The whole configuration.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[derive(Default)]
+pub struct Config {
+    /// Where the outbox is.
+    pub database: DatabaseConfig,
+    /// Where events go.
+    pub rabbitmq: RabbitmqConfig,
+    /// How they are carried.
+    pub relay: RelayConfig,
+    /// What happens to events that fail.
+    pub retry: RetryConfig,
+    /// When the outbox counts as lagging.
+    pub lag: LagConfig,
+    /// The admin port.
+    pub admin: AdminConfig,
+    /// What is written to standard error.
+    pub log: LogConfig,
+}
+
+impl Config {
+    /// Reads the file (the given one must exist; the default one may) and the environment.
+    ///
+    /// # Errors
+    /// Names the file or the key, and what would be right.
+    pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
+        let mut builder = config::Config::builder();
+        let path = file.unwrap_or(Path::new(DEFAULT_FILE));
+        if file.is_some() || path.exists() {
+            let text = std::fs::read_to_string(path).map_err(|error| ConfigError::File {
+                path: path.to_owned(),
+                reason: error.to_string(),
+            })?;
+            builder = builder.add_source(config::File::from_str(&text, config::FileFormat::Toml));
+        }
+        for (variable, key) in [
+            ("DATABASE_URL", "database.url"),
+            ("AMQP_URL", "rabbitmq.url"),
+        ] {
+            if let Ok(value) = std::env::var(variable) {
+                builder = builder
+                    .set_override(key, value)
+                    .map_err(|error| ConfigError::key(key, error.to_string()))?;
+            }
+        }
+        let environment = config::Environment::with_prefix("BELLWIRE")
+            .prefix_separator("_")
+            .separator("__")
+            .ignore_empty(true)
+            .source(Some(own_variables()));
+        let merged =
+            builder
+                .add_source(environment)
+                .build()
+                .map_err(|error| ConfigError::File {
+                    path: path.to_owned(),
+                    reason: reason_without_line(&error.to_string()),
+                })?;
+        let loaded: Self = serde_path_to_error::deserialize(merged).map_err(|error| {
+            let key = error.path().to_string();
+            let reason = match key.as_str() {
+                // The value may be a URL with its password.
+                "database" | "rabbitmq" => format!("is a section: write its options below [{key}]"),
+                "database.url" | "rabbitmq.url" => "must be a string".to_owned(),
+                _ => reason(error.inner()),
+            };
+            ConfigError::key(key, reason)
+        })?;
+        loaded.validate()?;
+        Ok(loaded)
+    }
+
+    /// Checks what a type cannot say. Called by [`Self::load`].
+    ///
+    /// # Errors
+    /// Names the first key that is wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.database.validate()?;
+        self.rabbitmq.validate()?;
+        self.relay.validate()?;
+        self.retry.validate()?;
+        if self.rabbitmq.confirm_timeout >= self.relay.lease {
+            return Err(ConfigError::key(
+                "rabbitmq.confirm_timeout",
+                format!(
+                    "{} must be shorter than relay.lease ({})",
+                    humantime::format_duration(self.rabbitmq.confirm_timeout),
+                    humantime::format_duration(self.relay.lease)
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The `BELLWIRE_…` variables that are options; the rest belong to the command line or to tests.
+fn own_variables() -> config::Map<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| name.starts_with("BELLWIRE_") && name.contains("__"))
+        .collect()
+}
+
+/// The parser shows the line that it stumbled over, which may hold a secret: only where and why.
+fn reason_without_line(text: &str) -> String {
+    let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).collect();
+    match lines.as_slice() {
+        [at, _, .., why] => format!("{at}: {why}"),
+        _ => lines.join(": "),
+    }
+}
+
+/// Without where it came from: the key is named already.
+fn reason(error: &config::ConfigError) -> String {
+    match error {
+        config::ConfigError::At { error, .. } => reason(error),
+        other => other.to_string(),
+    }
+}
+
+fn at_least_one(key: &str, value: u64) -> Result<(), ConfigError> {
+    if value == 0 {
+        return Err(ConfigError::key(key, "must be at least 1, is 0"));
+    }
+    Ok(())
+}
+
+fn at_most(key: &str, value: u64, most: u64) -> Result<(), ConfigError> {
+    if value > most {
+        return Err(ConfigError::key(
+            key,
+            format!("must be at most {most}, is {value}"),
+        ));
+    }
+    Ok(())
+}
+
+fn within(key: &str, value: Duration, least: Duration, most: Duration) -> Result<(), ConfigError> {
+    if value < least || value > most {
+        return Err(ConfigError::key(
+            key,
+            format!(
+                "must be between {} and {}, is {}",
+                humantime::format_duration(least),
+                humantime::format_duration(most),
+                humantime::format_duration(value)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+const HOUR: Duration = Duration::from_secs(3_600);
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);

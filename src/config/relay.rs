@@ -1,0 +1,85 @@
+//! `[relay]`: How events are carried.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{ConfigError, DAY, MILLISECOND, SECOND, at_least_one, at_most, within};
+use crate::event::BUCKETS;
+
+/// Enough to keep two cores busy; aggregates, not partitions, bound what goes in parallel.
+pub const DEFAULT_PARTITIONS: usize = 8;
+/// Confirms outstanding per partition: with 8 partitions 512 in all, where a classic queue's
+/// throughput stops growing.
+pub const DEFAULT_WINDOW: usize = 64;
+/// Rows per claim: the cost of a claim is spread over them.
+pub const DEFAULT_BATCH_SIZE: usize = 500;
+/// Bounds how long rows of a frozen replica wait. Renewed at half.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+/// The backstop when a notification is lost; 12 statements a minute when idle.
+pub const DEFAULT_TICK: Duration = Duration::from_secs(5);
+/// Below the 30 seconds that Kubernetes allows by default. Docker's default of 10 has to be raised.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(20);
+
+/// `[relay]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RelayConfig {
+    /// Name of this replica in `outbox_replica`, `claimed_by` and logs; the host name by default.
+    pub name: Option<String>,
+    /// Publishers; an aggregate always goes through the same one.
+    pub partitions: usize,
+    /// Confirms outstanding per partition.
+    pub window: usize,
+    /// Rows per claim, at most.
+    pub batch_size: usize,
+    /// How long a claim token lives without being renewed.
+    #[serde(with = "humantime_serde")]
+    pub lease: Duration,
+    /// The timed look when nothing rings.
+    #[serde(with = "humantime_serde")]
+    pub tick: Duration,
+    /// How long a stop may take.
+    #[serde(with = "humantime_serde")]
+    pub grace: Duration,
+}
+
+impl Default for RelayConfig {
+    fn default() -> Self {
+        Self {
+            name: None,
+            partitions: DEFAULT_PARTITIONS,
+            window: DEFAULT_WINDOW,
+            batch_size: DEFAULT_BATCH_SIZE,
+            lease: DEFAULT_LEASE,
+            tick: DEFAULT_TICK,
+            grace: DEFAULT_GRACE,
+        }
+    }
+}
+
+impl RelayConfig {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        if let Some(name) = &self.name
+            && (name.is_empty() || name.len() > 100 || name.contains(char::is_control))
+        {
+            return Err(ConfigError::key(
+                "relay.name",
+                "must have 1 to 100 bytes and no control characters",
+            ));
+        }
+        at_least_one("relay.partitions", self.partitions as u64)?;
+        at_most(
+            "relay.partitions",
+            self.partitions as u64,
+            u64::from(BUCKETS),
+        )?;
+        at_least_one("relay.window", self.window as u64)?;
+        at_most("relay.window", self.window as u64, 10_000)?;
+        at_least_one("relay.batch_size", self.batch_size as u64)?;
+        at_most("relay.batch_size", self.batch_size as u64, 10_000)?;
+        within("relay.lease", self.lease, SECOND, DAY)?;
+        within("relay.tick", self.tick, 100 * MILLISECOND, DAY)?;
+        within("relay.grace", self.grace, Duration::ZERO, DAY)
+    }
+}
