@@ -46,14 +46,30 @@ impl AggregateKey {
 }
 
 impl fmt::Display for AggregateKey {
-    /// For people and logs only: escaped, so that one record stays one line.
+    /// For people and logs only.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} {}",
-            self.aggregate_type.escape_debug(),
-            self.aggregate_id.escape_debug()
-        )
+        let (aggregate_type, aggregate_id) = (&self.aggregate_type, &self.aggregate_id);
+        write!(f, "{} {}", OneLine(aggregate_type), OneLine(aggregate_id))
+    }
+}
+
+/// A text from outside for people and logs: whatever would end the line, or steer a terminal, is
+/// escaped.
+#[derive(Clone, Copy, Debug)]
+pub struct OneLine<'a>(pub &'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for character in self.0.chars() {
+            // Line and paragraph separators, and those that turn the direction of the text.
+            let steers = matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+            if character.is_control() || steers {
+                write!(f, "{}", character.escape_default())?;
+            } else {
+                fmt::Write::write_char(f, character)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -67,7 +83,7 @@ pub struct OutboxEvent {
     /// `0..BUCKETS`, as computed by the database.
     pub bucket: u8,
     /// For example `OrderPlaced`.
-    pub event_type: String,
+    pub event_type: Arc<str>,
     /// Exactly `payload::text`, never re-encoded.
     pub payload: Bytes,
     /// The row's own headers as `headers::text`, if any.
@@ -84,12 +100,34 @@ pub struct OutboxEvent {
     pub loaded: Instant,
     /// Failed attempts so far; the attempt in hand is one more.
     pub attempts: i32,
+    /// It was dead while the later events of its aggregate went on, and comes late now.
+    pub replayed: bool,
 }
 
 impl OutboxEvent {
     /// Number of the attempt in hand, as carried in the `attempt` header. Counts from 1.
     pub fn attempt(&self) -> i32 {
         self.attempts.saturating_add(1)
+    }
+
+    /// An event for tests.
+    #[cfg(test)]
+    pub(crate) fn sample(id: i64, aggregate: (&str, &str), event_type: &str) -> Self {
+        Self {
+            id: EventId(id),
+            key: AggregateKey::new(aggregate.0, aggregate.1),
+            bucket: 0,
+            event_type: event_type.into(),
+            payload: Bytes::from_static(b"{}"),
+            headers: None,
+            correlation_id: None,
+            event_id: None,
+            created_at: None,
+            age: None,
+            loaded: Instant::now(),
+            attempts: 0,
+            replayed: false,
+        }
     }
 }
 
@@ -182,6 +220,12 @@ mod tests {
     #[test]
     fn keys_are_compared_as_a_pair() {
         assert_ne!(AggregateKey::new("a", "b.c"), AggregateKey::new("a.b", "c"));
+    }
+
+    #[test]
+    fn a_text_from_outside_stays_one_line() {
+        let text = OneLine("it's \"é\"\r\n\u{1b}[31m\u{202e}x\\").to_string();
+        assert_eq!(text, "it's \"é\"\\r\\n\\u{1b}[31m\\u{202e}x\\");
     }
 
     #[test]

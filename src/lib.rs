@@ -3,6 +3,7 @@
 pub mod cli;
 pub mod config;
 pub mod event;
+pub mod route;
 pub mod store;
 pub mod relay;
 pub mod sink;

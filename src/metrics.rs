@@ -13,6 +13,12 @@ pub const DEAD_LETTERED: &str = "bellwire_dead_lettered_total";
 pub const HANDED_BACK: &str = "bellwire_handed_back_total";
 /// Events confirmed whose claim was lost before the mark: a duplicate is possible.
 pub const LEASE_LOST: &str = "bellwire_lease_lost_total";
+/// Events that wait for their destination, no attempt counted.
+pub const WAITED: &str = "bellwire_waited_total";
+/// Claims or marks that the database refused or did not answer. Label `step`.
+pub const FAILED_PASSES: &str = "bellwire_failed_passes_total";
+/// Published events deleted after their time.
+pub const PRUNED: &str = "bellwire_pruned_total";
 /// Claims that took rows.
 pub const CLAIMED: &str = "bellwire_claimed_total";
 /// Duration of a claim.
@@ -27,6 +33,8 @@ pub const IN_HAND: &str = "bellwire_in_hand";
 pub const BUCKETS_OWNED: &str = "bellwire_buckets_owned";
 /// 0 closed, 1 half-open, 2 open.
 pub const BREAKER_STATE: &str = "bellwire_breaker_state";
+/// Destinations whose breaker is open.
+pub const DESTINATIONS_DOWN: &str = "bellwire_destinations_down";
 /// 1 while notifications arrive, 0 while only the tick wakes.
 pub const LISTENING: &str = "bellwire_listening";
 /// Age of the oldest unpublished event.
@@ -68,6 +76,15 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         LEASE_LOST,
         "Events published whose claim was lost before the mark: a duplicate is possible"
     );
+    describe_counter!(
+        WAITED,
+        "Events handed back to wait for their destination, no attempt counted"
+    );
+    describe_counter!(
+        FAILED_PASSES,
+        "Claims or marks that the database refused or did not answer, by step"
+    );
+    describe_counter!(PRUNED, "Published events deleted after their time");
     describe_counter!(CLAIMED, "Events claimed");
     describe_histogram!(CLAIM_SECONDS, Unit::Seconds, "Duration of a claim");
     describe_histogram!(MARK_SECONDS, Unit::Seconds, "Duration of a mark");
@@ -79,6 +96,10 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     describe_gauge!(IN_HAND, "Events claimed and not yet marked or handed back");
     describe_gauge!(BUCKETS_OWNED, "Buckets owned by this replica, of 64");
     describe_gauge!(BREAKER_STATE, "0 closed, 1 half-open, 2 open");
+    describe_gauge!(
+        DESTINATIONS_DOWN,
+        "Destinations whose own breaker is open or half-open"
+    );
     describe_gauge!(
         LISTENING,
         "1 while notifications arrive, 0 while only the tick wakes"

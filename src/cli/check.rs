@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 
-use super::{FAILED, Failure, open_sink, open_store};
+use super::{FAILED, Failure, open_sink, open_store, print_json};
 use crate::config::Config;
 use crate::store::Store;
 
@@ -37,10 +37,7 @@ pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Fa
             checks: &'a [Line],
         }
         let report = Report { ok, checks: &lines };
-        println!(
-            "{}",
-            serde_json::to_string(&report).map_err(anyhow::Error::from)?
-        );
+        print_json(&report)?;
     } else {
         for line in &lines {
             println!(
@@ -83,12 +80,17 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         line("notifications", hears(&store).await);
     }
     let sink = open_sink(config)?;
-    let exchange = &config.rabbitmq.exchange;
     let probed = sink.probe().await.map_err(|error| error.message);
-    line(
-        "rabbitmq",
-        probed.map(|()| format!("connected, exchange '{exchange}' exists")),
-    );
+    if line("rabbitmq", probed.map(|()| "connected".to_owned())) {
+        let (primary, letters) = config.router()?.destinations();
+        for name in primary.iter().chain(&letters) {
+            let probed = sink.probe_destination(name).await;
+            let found = probed
+                .map(|()| format!("'{name}' exists"))
+                .map_err(|error| error.message);
+            line("exchange", found);
+        }
+    }
     sink.close().await;
     Ok(lines)
 }

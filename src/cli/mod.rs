@@ -7,8 +7,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use serde::Serialize;
 
 use crate::config::{Config, ConfigError};
 use crate::sink::Sink;
@@ -16,11 +18,14 @@ use crate::sink::rabbitmq::RabbitmqSink;
 use crate::store::{Store, StoreError};
 
 mod check;
+mod dead;
 mod demo;
 mod log;
 mod migrate;
+mod prune;
 mod run;
 mod status;
+mod tail;
 
 /// It failed.
 pub const FAILED: u8 = 1;
@@ -63,6 +68,12 @@ enum Command {
     Check(check::Arguments),
     /// Show what waits, since when and for what, and who carries it
     Status(status::Arguments),
+    /// List, show, replay and discard events that were given up
+    Dead(dead::Arguments),
+    /// Delete published events whose time is over
+    Prune(prune::Arguments),
+    /// Watch what becomes of each event, as it happens
+    Tail(tail::Arguments),
     /// Write events, kill a relay midway, and count what arrives
     Demo(demo::Arguments),
 }
@@ -74,6 +85,9 @@ enum Failure {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The command line contradicts itself.
+    #[error("{0}")]
+    Misused(String),
     #[error(transparent)]
     Other(#[from] anyhow::Error),
 }
@@ -81,9 +95,9 @@ enum Failure {
 impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Store(StoreError::NoUrl | StoreError::Shape(_)) => {
-                MISCONFIGURED
-            }
+            Self::Config(_)
+            | Self::Misused(_)
+            | Self::Store(StoreError::NoUrl | StoreError::Shape(_)) => MISCONFIGURED,
             Self::Store(_) | Self::Other(_) => FAILED,
         }
     }
@@ -92,6 +106,8 @@ impl Failure {
 /// Runs the command; answers the process's exit code. One line on standard error says what went
 /// wrong.
 pub fn main(cli: Cli) -> ExitCode {
+    // Whatever speaks TLS takes it from here. An error means that there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = actix_rt::System::new().block_on(dispatch(cli));
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -115,6 +131,9 @@ async fn dispatch(cli: Cli) -> Result<u8, Failure> {
         Command::Migrate(arguments) => migrate::run(&config, &arguments).await,
         Command::Check(arguments) => check::run(&config, &arguments).await,
         Command::Status(arguments) => status::run(&config, &arguments).await,
+        Command::Dead(arguments) => dead::run(&config, &arguments).await,
+        Command::Prune(arguments) => prune::run(&config, &arguments).await,
+        Command::Tail(arguments) => tail::run(&config, &arguments).await,
         Command::Demo(arguments) => demo::run(config, arguments).await,
     }
 }
@@ -141,4 +160,23 @@ fn open_sink(config: &Config) -> Result<Arc<dyn Sink>, Failure> {
     let sink = RabbitmqSink::new(config.rabbitmq.clone())
         .map_err(|error| anyhow::anyhow!("{}", error.message))?;
     Ok(sink)
+}
+
+fn print_json(report: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(report).map_err(anyhow::Error::from)?;
+    println!("{text}");
+    Ok(())
+}
+
+/// An age for people, in whole seconds.
+fn age(seconds: Option<f64>) -> String {
+    seconds.map_or_else(
+        || "an unknown time".to_owned(),
+        |seconds| {
+            let rounded = Duration::try_from_secs_f64(seconds.max(0.0))
+                .unwrap_or_default()
+                .as_secs();
+            humantime::format_duration(Duration::from_secs(rounded)).to_string()
+        },
+    )
 }

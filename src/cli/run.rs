@@ -69,13 +69,14 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
         sink = sink.name(),
         "starting"
     );
-    let mut relay = Relay::start(store.clone(), config.clone(), replica, sink, arguments.once);
+    let mut relay = Relay::start(store.clone(), config.clone(), replica, sink, arguments.once)?;
     let admin = match listener {
         Some(listener) => {
             // As bound: the port may have been left to the system.
             let bound = listener.local_addr().context("admin port")?;
-            let (server, handle) = admin::serve(listener, relay.supervisor(), store, recorder)
-                .context("admin port")?;
+            let (server, handle) =
+                admin::serve(listener, relay.supervisor(), store, recorder, &config.admin)
+                    .context("admin port")?;
             actix_rt::spawn(server);
             tracing::info!(address = %bound, "admin port open");
             Some(handle)

@@ -1,12 +1,11 @@
 //! `bellwire status`: what waits, since when and for what, and who carries it.
 
-use std::time::Duration;
-
 use clap::Args;
 use serde::Serialize;
 
-use super::{Failure, open_store};
+use super::{Failure, age, open_store, print_json};
 use crate::config::Config;
+use crate::event::OneLine;
 use crate::store::{Lag, ReplicaStatus};
 
 /// Show what waits and who carries it.
@@ -29,21 +28,13 @@ pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Fa
     let store = open_store(config, "status")?;
     store.check_shape().await?;
     let lag = store.lag().await?;
-    let age = lag
-        .oldest
-        .as_ref()
-        .and_then(|oldest| oldest.age_seconds)
-        .unwrap_or(0.0);
     let report = Report {
-        lagging: age >= config.lag.alert.as_secs_f64(),
+        lagging: lag.age() >= config.lag.alert,
         lag,
         replicas: store.replicas().await?,
     };
     if arguments.json {
-        println!(
-            "{}",
-            serde_json::to_string(&report).map_err(anyhow::Error::from)?
-        );
+        print_json(&report)?;
     } else {
         print(&store.names().display(), &report);
     }
@@ -68,16 +59,14 @@ fn print(table: &str, report: &Report) {
         println!(
             "oldest event {} ({} {}, {}) has waited {}: {}",
             oldest.id,
-            oldest.aggregate_type.escape_debug(),
-            oldest.aggregate_id.escape_debug(),
-            oldest.event_type.escape_debug(),
-            oldest
-                .age_seconds
-                .map_or("an unknown time".to_owned(), seconds),
+            OneLine(&oldest.aggregate_type),
+            OneLine(&oldest.aggregate_id),
+            OneLine(&oldest.event_type),
+            age(oldest.age_seconds),
             oldest.waits_for
         );
         if let Some(error) = &oldest.last_error {
-            println!("  last error: {}", error.escape_debug());
+            println!("  last error: {}", OneLine(&error));
         }
     }
     if report.replicas.is_empty() {
@@ -101,15 +90,8 @@ fn print(table: &str, report: &Report) {
             "{:<40} {:>7} {:>10} {:>8}  {state}",
             replica.name,
             replica.buckets,
-            seconds(replica.up_seconds),
-            seconds(replica.lease_seconds.max(0.0)),
+            age(Some(replica.up_seconds)),
+            age(Some(replica.lease_seconds)),
         );
     }
-}
-
-fn seconds(seconds: f64) -> String {
-    let rounded = Duration::try_from_secs_f64(seconds.max(0.0))
-        .unwrap_or_default()
-        .as_secs();
-    humantime::format_duration(Duration::from_secs(rounded)).to_string()
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::{ConfigError, DAY, MILLISECOND, within};
+
 /// Far above the latency of a healthy relay, and still soon for whoever is on call.
 pub const DEFAULT_LAG_ALERT: Duration = Duration::from_secs(5 * 60);
 
@@ -21,5 +23,11 @@ impl Default for LagConfig {
         Self {
             alert: DEFAULT_LAG_ALERT,
         }
+    }
+}
+
+impl LagConfig {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        within("lag.alert", self.alert, MILLISECOND, 365 * DAY)
     }
 }

@@ -25,6 +25,32 @@ impl TryFrom<String> for LogFormat {
     }
 }
 
+/// At which level ordinary outcomes of events are logged. Failures always are.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub enum OutcomeLevel {
+    /// Not at all.
+    Off,
+    /// At debug: a line for each event is much at thousands a second.
+    #[default]
+    Debug,
+    /// At info.
+    Info,
+}
+
+impl TryFrom<String> for OutcomeLevel {
+    type Error = String;
+
+    fn try_from(value: String) -> Result<Self, String> {
+        match value.as_str() {
+            "off" => Ok(Self::Off),
+            "debug" => Ok(Self::Debug),
+            "info" => Ok(Self::Info),
+            _ => Err(format!("must be `off`, `debug` or `info`, is `{value}`")),
+        }
+    }
+}
+
 /// `[log]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -33,6 +59,8 @@ pub struct LogConfig {
     pub level: String,
     /// `text` or `json`.
     pub format: LogFormat,
+    /// Level of the line for each event that was published or handed back.
+    pub outcomes: OutcomeLevel,
 }
 
 impl Default for LogConfig {
@@ -40,6 +68,7 @@ impl Default for LogConfig {
         Self {
             level: "info".into(),
             format: LogFormat::Text,
+            outcomes: OutcomeLevel::default(),
         }
     }
 }

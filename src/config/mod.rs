@@ -9,22 +9,29 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
+use subtle::ConstantTimeEq as _;
+
+use crate::route::Router;
 
 mod admin;
 mod database;
 mod lag;
 mod log;
+mod prune;
 mod rabbitmq;
 mod relay;
 mod retry;
+mod routes;
 
 pub use admin::*;
 pub use database::*;
 pub use lag::*;
 pub use log::*;
+pub use prune::*;
 pub use rabbitmq::*;
 pub use relay::*;
 pub use retry::*;
+pub use routes::*;
 
 /// File read when no other is named and it exists.
 pub const DEFAULT_FILE: &str = "bellwire.toml";
@@ -69,6 +76,11 @@ impl Secret {
     pub fn expose(&self) -> &str {
         &self.0
     }
+
+    /// Is it this? Of two texts of the same length the answer takes the same time, whatever differs.
+    pub fn is(&self, given: &str) -> bool {
+        self.0.as_bytes().ct_eq(given.as_bytes()).into()
+    }
 }
 
 impl From<&str> for Secret {
@@ -96,8 +108,12 @@ pub struct Config {
     pub relay: RelayConfig,
     /// What happens to events that fail.
     pub retry: RetryConfig,
+    /// Which events go where.
+    pub routes: Vec<RouteConfig>,
     /// When the outbox counts as lagging.
     pub lag: LagConfig,
+    /// When published events are deleted.
+    pub prune: PruneConfig,
     /// The admin port.
     pub admin: AdminConfig,
     /// What is written to standard error.
@@ -156,6 +172,14 @@ impl Config {
         Ok(loaded)
     }
 
+    /// Which events go where.
+    ///
+    /// # Errors
+    /// Names the route's key that is wrong.
+    pub fn router(&self) -> Result<Router, ConfigError> {
+        Router::new(&self.routes, &self.rabbitmq.exchange)
+    }
+
     /// Checks what a type cannot say. Called by [`Self::load`].
     ///
     /// # Errors
@@ -165,6 +189,10 @@ impl Config {
         self.rabbitmq.validate()?;
         self.relay.validate()?;
         self.retry.validate()?;
+        self.lag.validate()?;
+        self.admin.validate()?;
+        self.prune.validate()?;
+        self.router()?;
         if self.rabbitmq.confirm_timeout >= self.relay.lease {
             return Err(ConfigError::key(
                 "rabbitmq.confirm_timeout",

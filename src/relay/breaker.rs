@@ -39,7 +39,7 @@ pub enum State {
     HalfOpen,
 }
 
-/// The breaker of one connection.
+/// The breaker of a connection or of one destination.
 #[derive(Debug)]
 pub struct Breaker {
     state: State,
@@ -63,6 +63,14 @@ impl Breaker {
             pauses: pauses(FIRST_PAUSE, LONGEST_PAUSE),
             closed_at: now,
             recovered: false,
+        }
+    }
+
+    /// A closed breaker, of something that has worked so far.
+    pub fn closed(stop_after: u32, now: Instant) -> Self {
+        Self {
+            state: State::Closed,
+            ..Self::new(stop_after, now)
         }
     }
 

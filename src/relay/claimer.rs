@@ -32,14 +32,16 @@ use backoff::backoff::Backoff as _;
 use tokio::sync::oneshot;
 
 use super::breaker::pauses;
-use super::failure::Cause;
+use super::failure::{Cause, Outcome};
 use super::marker::{Failed, Flush, HandBack, Held, Marker};
+use super::outcome;
 use super::partition::partition_of;
 use super::publisher::{Publish, Publisher, Voided};
 use super::rounds::{Rounds, fair_share};
 use super::supervisor::{Child, Exited, Idle};
 use crate::event::{ClaimToken, OutboxEvent};
 use crate::metrics;
+use crate::route::Router;
 use crate::sink::{Delivery, SinkError};
 use crate::store::{
     ClaimAnswer, ClaimRequest, ClaimedRow, Session, Store, StoreError, Takeover, Tended,
@@ -147,6 +149,8 @@ pub struct Settings {
     pub batch_size: usize,
     /// Credits of all publishers together.
     pub most_in_hand: usize,
+    /// Which events go where.
+    pub router: Arc<Router>,
     /// One pass only.
     pub once: bool,
 }
@@ -302,6 +306,7 @@ impl Claimer {
             return;
         };
         session.token().void();
+        ::metrics::counter!(metrics::FAILED_PASSES, "step" => "claim").increment(1);
         self.trouble = Some(reason.to_owned());
         tracing::warn!(token = session.token().name(), reason, "claim token void");
         self.old_tokens.push(session.token().number());
@@ -332,6 +337,7 @@ impl Claimer {
 
     /// Logged when the trouble is new or another one, not at every try.
     fn unwell(&mut self, reason: &str) {
+        ::metrics::counter!(metrics::FAILED_PASSES, "step" => "claim").increment(1);
         if self.trouble.as_deref() != Some(reason) {
             tracing::warn!(reason, "database trouble");
             self.trouble = Some(reason.to_owned());
@@ -705,16 +711,15 @@ impl Claimer {
             );
             // Handed back all the same: what is gone costs nothing, and what is not must not stay
             // claimed by nobody.
-            self.links.marker.try_send(HandBack { held }).ok();
+            let why = outcome::Result::LeaseLost;
+            self.links.marker.try_send(HandBack { held, why }).ok();
         }
         let partitions = self.settings.partitions;
         let mut batches: Vec<Vec<Delivery>> = vec![Vec::new(); partitions];
         for event in events {
             self.loaded_bytes += event.payload.len();
-            batches[partition_of(event.bucket, partitions)].push(Delivery {
-                event: Arc::new(event),
-                token: token.clone(),
-            });
+            let partition = partition_of(event.bucket, partitions);
+            batches[partition].push(self.settings.router.deliver(event, token));
         }
         for (publisher, deliveries) in self.links.publishers.iter().zip(batches) {
             if deliveries.is_empty() {
@@ -762,8 +767,12 @@ impl Claimer {
             .marker
             .try_send(Failed {
                 held: Held::of_row(row, token),
-                key: row.key.clone(),
                 error: SinkError::new(Cause::Undecodable, error.to_string()),
+                outcome: Outcome::Dead,
+                wait: None,
+                // Which route it would have taken is not known.
+                holds: true,
+                copied_to: None,
                 later: Vec::new(),
             })
             .ok();
@@ -777,7 +786,12 @@ impl Claimer {
             .map(|(row, token)| Held::of_row(&row, &token))
             .collect();
         if !held.is_empty() {
-            self.links.marker.try_send(HandBack { held }).ok();
+            let why = if self.drained.is_some() {
+                outcome::Result::Stopping
+            } else {
+                outcome::Result::BreakerOpen
+            };
+            self.links.marker.try_send(HandBack { held, why }).ok();
         }
     }
 

@@ -3,7 +3,7 @@
 //! Pure: no I/O, no clock, no actix.
 
 /// Why an event was not published, as far as the policy cares.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The claim is void (lease over, session lost): the event was not sent.
     Void,
@@ -35,8 +35,25 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// All of them, in the order of the policy table.
+    pub const ALL: [Self; 13] = [
+        Self::Void,
+        Self::Unreachable,
+        Self::Blocked,
+        Self::ConfirmTimeout,
+        Self::Suspect,
+        Self::ClosedOn,
+        Self::DestinationMissing,
+        Self::Forbidden,
+        Self::Nacked,
+        Self::Unroutable,
+        Self::TooLarge,
+        Self::Undecodable,
+        Self::IllegalName,
+    ];
+
     /// Short class for `last_error` and metrics labels; a fixed set.
-    pub fn class(&self) -> &'static str {
+    pub fn class(self) -> &'static str {
         match self {
             Self::Void => "void",
             Self::Unreachable => "unreachable",
@@ -64,6 +81,9 @@ pub enum Outcome {
     HandBack,
     /// Sent again alone, before anything else of this partition.
     Isolate,
+    /// Handed back with its reason, no attempt counted, and not due before its destination is asked
+    /// again.
+    Wait,
     /// An attempt is counted; backoff; never dead.
     Retry,
     /// An attempt is counted; backoff; dead after `max_attempts`.
@@ -77,14 +97,16 @@ pub enum Outcome {
 pub enum Blame {
     /// Nobody's: it says something of the event only.
     Event,
-    /// The connection's.
+    /// The connection's; several in a row open it.
     Connection,
-    /// The destination's (exchange).
+    /// The destination's (exchange); several in a row open it.
     Destination,
+    /// The destination's, and leaves no doubt: one opens it.
+    DestinationForSure,
 }
 
 /// The policy table.
-pub fn decide(cause: &Cause) -> (Outcome, Blame) {
+pub fn decide(cause: Cause) -> (Outcome, Blame) {
     match cause {
         Cause::Void => (Outcome::Drop, Blame::Event),
         Cause::Unreachable | Cause::Blocked | Cause::ConfirmTimeout => {
@@ -92,8 +114,75 @@ pub fn decide(cause: &Cause) -> (Outcome, Blame) {
         }
         Cause::Suspect => (Outcome::Isolate, Blame::Event),
         Cause::ClosedOn | Cause::Unroutable => (Outcome::RetryOrDead, Blame::Event),
-        Cause::DestinationMissing | Cause::Forbidden => (Outcome::HandBack, Blame::Destination),
+        Cause::DestinationMissing | Cause::Forbidden => (Outcome::Wait, Blame::DestinationForSure),
         Cause::Nacked => (Outcome::Retry, Blame::Destination),
         Cause::TooLarge | Cause::Undecodable | Cause::IllegalName => (Outcome::Dead, Blame::Event),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assert_policy(causes: &[Cause], outcome: Outcome, blame: Blame) {
+        for cause in causes {
+            assert_eq!(decide(*cause), (outcome, blame), "{cause:?}");
+        }
+    }
+
+    #[test]
+    fn a_void_claim_writes_nothing() {
+        assert_policy(&[Cause::Void], Outcome::Drop, Blame::Event);
+    }
+
+    #[test]
+    fn trouble_with_the_connection_costs_no_attempt_and_counts_for_its_breaker() {
+        let causes = [Cause::Unreachable, Cause::Blocked, Cause::ConfirmTimeout];
+        assert_policy(&causes, Outcome::HandBack, Blame::Connection);
+    }
+
+    #[test]
+    fn suspects_are_sent_again_alone_and_only_who_was_alone_is_charged() {
+        assert_policy(&[Cause::Suspect], Outcome::Isolate, Blame::Event);
+        assert_policy(&[Cause::ClosedOn], Outcome::RetryOrDead, Blame::Event);
+    }
+
+    #[test]
+    fn a_destination_that_is_missing_or_forbidden_is_waited_for_at_no_cost() {
+        let causes = [Cause::DestinationMissing, Cause::Forbidden];
+        assert_policy(&causes, Outcome::Wait, Blame::DestinationForSure);
+    }
+
+    #[test]
+    fn a_refusal_by_the_queue_is_counted_and_never_kills() {
+        assert_policy(&[Cause::Nacked], Outcome::Retry, Blame::Destination);
+    }
+
+    #[test]
+    fn an_unroutable_event_dies_after_its_attempts() {
+        assert_policy(&[Cause::Unroutable], Outcome::RetryOrDead, Blame::Event);
+    }
+
+    #[test]
+    fn what_can_never_be_carried_is_dead_at_once() {
+        let causes = [Cause::TooLarge, Cause::Undecodable, Cause::IllegalName];
+        assert_policy(&causes, Outcome::Dead, Blame::Event);
+    }
+
+    #[test]
+    fn only_what_the_event_is_to_blame_for_can_kill_it() {
+        for cause in Cause::ALL {
+            let (outcome, blame) = decide(cause);
+            if matches!(outcome, Outcome::Dead | Outcome::RetryOrDead) {
+                assert_eq!(blame, Blame::Event, "{cause:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn classes_are_distinct() {
+        let classes: std::collections::BTreeSet<_> =
+            Cause::ALL.into_iter().map(Cause::class).collect();
+        assert_eq!(classes.len(), Cause::ALL.len());
     }
 }

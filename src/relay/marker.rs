@@ -29,9 +29,10 @@ use tokio::sync::oneshot;
 
 use super::breaker::pauses;
 use super::claimer::Returned;
-use super::failure::{Outcome, decide};
-use super::supervisor::{Child, Exited, Stop};
-use crate::event::{AggregateKey, ClaimToken, EventId};
+use super::failure::Outcome;
+use super::outcome::{self, Outcomes, Subject};
+use super::supervisor::{Child, Died, Exited, Stop};
+use crate::event::ClaimToken;
 use crate::metrics;
 use crate::sink::{Delivery, SinkError};
 use crate::store::{ClaimedRow, Failed as Recorded, Failure, Store, StoreError};
@@ -50,8 +51,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A claimed row, as far as credits and marks need it.
 #[derive(Clone, Debug)]
 pub struct Held {
-    /// Its id.
-    pub id: EventId,
+    /// Which event.
+    pub subject: Subject,
     /// Its bucket.
     pub bucket: u8,
     /// Loaded payload bytes that it holds.
@@ -64,7 +65,11 @@ impl Held {
     /// Of a loaded event.
     pub fn of(delivery: &Delivery) -> Self {
         Self {
-            id: delivery.event.id,
+            subject: Subject {
+                id: delivery.event.id,
+                key: delivery.event.key.clone(),
+                event_type: Some(delivery.event.event_type.clone()),
+            },
             bucket: delivery.event.bucket,
             bytes: delivery.event.payload.len(),
             token: delivery.token.clone(),
@@ -74,11 +79,19 @@ impl Held {
     /// Of a row whose payload was not read.
     pub fn of_row(row: &ClaimedRow, token: &Arc<ClaimToken>) -> Self {
         Self {
-            id: row.id,
+            subject: Subject {
+                id: row.id,
+                key: row.key.clone(),
+                event_type: None,
+            },
             bucket: row.bucket,
             bytes: 0,
             token: token.clone(),
         }
+    }
+
+    fn id(&self) -> i64 {
+        self.subject.id.0
     }
 }
 
@@ -90,16 +103,22 @@ pub struct Confirmed {
     pub held: Vec<Held>,
 }
 
-/// An attempt failed.
+/// An event was not published, and that is to be recorded with it.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Failed {
     /// The event.
     pub held: Held,
-    /// Its aggregate, for the log.
-    pub key: AggregateKey,
     /// Why.
     pub error: SinkError,
+    /// `Wait`, `Retry`, `RetryOrDead` or `Dead`.
+    pub outcome: Outcome,
+    /// Until it may be tried again, for `Wait`; otherwise the backoff decides.
+    pub wait: Option<Duration>,
+    /// Does it hold back the later events of its aggregate once dead?
+    pub holds: bool,
+    /// Where a copy of it went before it was given up.
+    pub copied_to: Option<Arc<str>>,
     /// Later events of its aggregate in hand, unsent.
     pub later: Vec<Held>,
 }
@@ -110,6 +129,8 @@ pub struct Failed {
 pub struct HandBack {
     /// The rows.
     pub held: Vec<Held>,
+    /// What became of them, for the log.
+    pub why: outcome::Result,
 }
 
 /// Not published, and no longer ours.
@@ -136,6 +157,8 @@ pub struct Totals {
     pub dead: AtomicU64,
     /// Events handed back.
     pub handed_back: AtomicU64,
+    /// Events that wait for their destination.
+    pub waited: AtomicU64,
     /// Events published whose claim was lost before the mark.
     pub lost: AtomicU64,
 }
@@ -156,7 +179,7 @@ pub struct Policy {
 
 enum Work {
     Fail(Failed),
-    Release(Vec<Held>),
+    Release(Vec<Held>, outcome::Result),
 }
 
 /// See the module's head.
@@ -164,6 +187,8 @@ pub struct Marker {
     store: Store,
     policy: Policy,
     totals: Arc<Totals>,
+    outcomes: Outcomes,
+    died: Recipient<Died>,
     claimer: Option<Recipient<Returned>>,
     exited: Recipient<Exited>,
     confirmed: VecDeque<Held>,
@@ -190,12 +215,15 @@ impl Marker {
         store: Store,
         policy: Policy,
         totals: Arc<Totals>,
-        exited: Recipient<Exited>,
+        outcomes: Outcomes,
+        (exited, died): (Recipient<Exited>, Recipient<Died>),
     ) -> Self {
         Self {
             store,
             policy,
             totals,
+            outcomes,
+            died,
             claimer: None,
             exited,
             confirmed: VecDeque::new(),
@@ -219,7 +247,7 @@ impl Marker {
         if let Some(work) = self.work.pop_front() {
             match work {
                 Work::Fail(failed) => self.fail(failed, context),
-                Work::Release(held) => self.release(held, context),
+                Work::Release(held, why) => self.release(held, why, context),
             }
         } else if !self.confirmed.is_empty() {
             let waited = self
@@ -274,10 +302,11 @@ impl Marker {
                     actor.well();
                     ::metrics::histogram!(metrics::MARK_SECONDS).record(began.elapsed());
                     let (done, rest) =
-                        partition(held, |held| reached.done.binary_search(&held.id.0).is_ok());
+                        partition(held, |held| reached.done.binary_search(&held.id()).is_ok());
                     let (locked, lost) =
-                        partition(rest, |held| reached.locked.contains(&held.id.0));
+                        partition(rest, |held| reached.locked.contains(&held.id()));
                     count(&actor.totals.published, metrics::PUBLISHED, done.len());
+                    actor.tell(&done, &outcome::Result::Published);
                     actor.return_rows(&done, None);
                     actor.lost(&lost);
                     actor.rest(locked, context, |actor, locked| {
@@ -316,26 +345,27 @@ impl Marker {
             return;
         }
         count(&self.totals.lost, metrics::LEASE_LOST, lost.len());
-        for held in lost {
-            tracing::warn!(
-                id = held.id.0,
-                token = held.token.name(),
-                "published, but the lease had expired: a duplicate is possible"
-            );
-        }
+        self.tell(lost, &outcome::Result::PublishedLate);
         self.return_rows(lost, None);
     }
 
+    fn tell(&self, held: &[Held], result: &outcome::Result) {
+        for held in held {
+            self.outcomes.tell(&held.subject, result);
+        }
+    }
+
     fn fail(&mut self, failed: Failed, context: &mut Context<Self>) {
-        let (outcome, _) = decide(&failed.error.cause);
         let failure = Failure {
-            id: failed.held.id,
-            later: failed.later.iter().map(|held| held.id.0).collect(),
-            dead_now: outcome == Outcome::Dead,
-            max_attempts: (outcome == Outcome::RetryOrDead).then_some(self.policy.max_attempts),
+            id: failed.held.subject.id,
+            later: failed.later.iter().map(Held::id).collect(),
+            dead_now: failed.outcome == Outcome::Dead,
+            max_attempts: (failed.outcome == Outcome::RetryOrDead)
+                .then_some(self.policy.max_attempts),
             backoff: self.policy.backoff,
-            error: format!("{}: {}", failed.error.cause.class(), failed.error.message),
-            holds: true,
+            wait: failed.wait,
+            error: last_error(&failed),
+            holds: failed.holds,
         };
         let store = self.store.clone();
         let token = failed.held.token.clone();
@@ -357,9 +387,10 @@ impl Marker {
                 Ok((recorded, released, locked)) => {
                     actor.well();
                     let (back, left) = partition(std::mem::take(&mut failed.later), |held| {
-                        released.contains(&held.id.0)
+                        released.contains(&held.id())
                     });
                     count(&actor.totals.handed_back, metrics::HANDED_BACK, back.len());
+                    actor.tell(&back, &outcome::Result::Behind);
                     actor.return_rows(&back, None);
                     if locked {
                         failed.later = left;
@@ -370,7 +401,8 @@ impl Marker {
                     }
                     actor.failed(&failed, recorded.as_ref());
                     if !left.is_empty() {
-                        actor.work.push_front(Work::Release(left));
+                        let behind = outcome::Result::Behind;
+                        actor.work.push_front(Work::Release(left, behind));
                     }
                 }
                 Err(error) => {
@@ -383,28 +415,45 @@ impl Marker {
 
     fn failed(&mut self, failed: &Failed, recorded: Option<&Recorded>) {
         let cause = failed.error.cause.class();
-        let (id, aggregate, error) = (failed.held.id.0, &failed.key, &failed.error);
-        match recorded {
-            None => tracing::warn!(id, %aggregate, %error, "failed, but the claim had been lost"),
+        let result = match recorded {
+            None => outcome::Result::LeaseLost,
             Some(recorded) if recorded.dead => {
                 self.totals.dead.fetch_add(1, Ordering::Relaxed);
                 ::metrics::counter!(metrics::DEAD_LETTERED, "cause" => cause).increment(1);
-                tracing::error!(id, %aggregate, cause, %error, attempts = recorded.attempts, "dead-lettered");
+                let died = Died {
+                    id: failed.held.subject.id,
+                    cause,
+                    copied_to: failed.copied_to.clone(),
+                };
+                self.died.try_send(died).ok();
+                outcome::Result::DeadLettered {
+                    attempts: recorded.attempts,
+                    error: last_error(failed),
+                }
+            }
+            Some(_) if failed.outcome == Outcome::Wait => {
+                count(&self.totals.waited, metrics::WAITED, 1);
+                outcome::Result::Waits {
+                    error: last_error(failed),
+                }
             }
             Some(recorded) => {
                 self.totals.failed.fetch_add(1, Ordering::Relaxed);
                 ::metrics::counter!(metrics::FAILED, "cause" => cause).increment(1);
-                let attempts = recorded.attempts;
-                tracing::warn!(id, %aggregate, cause, %error, wait = ?recorded.wait, "failed attempt {attempts}");
+                outcome::Result::Failed {
+                    attempts: recorded.attempts,
+                    error: last_error(failed),
+                }
             }
-        }
+        };
+        self.outcomes.tell(&failed.held.subject, &result);
         let due_in = recorded
             .filter(|recorded| !recorded.dead)
             .map(|recorded| recorded.wait);
         self.return_rows(std::slice::from_ref(&failed.held), due_in);
     }
 
-    fn release(&mut self, held: Vec<Held>, context: &mut Context<Self>) {
+    fn release(&mut self, held: Vec<Held>, why: outcome::Result, context: &mut Context<Self>) {
         let store = self.store.clone();
         let released = async move {
             let answer = reached(&store, &held, Statement::Release).await;
@@ -413,19 +462,20 @@ impl Marker {
         self.run(
             context,
             released,
-            |actor, (held, answer), context| match answer {
+            move |actor, (held, answer), context| match answer {
                 Ok(reached) => {
                     actor.well();
                     let (locked, gone) =
-                        partition(held, |held| reached.locked.contains(&held.id.0));
+                        partition(held, |held| reached.locked.contains(&held.id()));
                     count(&actor.totals.handed_back, metrics::HANDED_BACK, gone.len());
+                    actor.tell(&gone, &why);
                     actor.return_rows(&gone, None);
-                    actor.rest(locked, context, |actor, locked| {
-                        actor.work.push_back(Work::Release(locked))
+                    actor.rest(locked, context, move |actor, locked| {
+                        actor.work.push_back(Work::Release(locked, why));
                     });
                 }
                 Err(error) => {
-                    actor.work.push_front(Work::Release(held));
+                    actor.work.push_front(Work::Release(held, why));
                     actor.unwell(&error, context);
                 }
             },
@@ -459,6 +509,7 @@ impl Marker {
     }
 
     fn unwell(&mut self, error: &StoreError, context: &mut Context<Self>) {
+        ::metrics::counter!(metrics::FAILED_PASSES, "step" => "mark").increment(1);
         if !std::mem::replace(&mut self.trouble, true) {
             tracing::warn!(%error, "marks cannot be recorded, trying again");
         }
@@ -486,6 +537,11 @@ impl Marker {
     }
 }
 
+/// What `last_error` says: the class, then the reason.
+fn last_error(failed: &Failed) -> String {
+    format!("{}: {}", failed.error.cause.class(), failed.error.message)
+}
+
 #[derive(Clone, Copy)]
 enum Statement {
     Published,
@@ -509,7 +565,7 @@ async fn reached(
     };
     for same_token in held.chunk_by(|one, next| Arc::ptr_eq(&one.token, &next.token)) {
         let token = same_token[0].token.name();
-        let ids: Vec<i64> = same_token.iter().map(|held| held.id.0).collect();
+        let ids: Vec<i64> = same_token.iter().map(Held::id).collect();
         let done = match statement {
             Statement::Published => store.mark_published(&ids, token).await?,
             Statement::Release => store.release(&ids, token).await?,
@@ -575,7 +631,7 @@ impl Handler<HandBack> for Marker {
     type Result = ();
 
     fn handle(&mut self, back: HandBack, context: &mut Self::Context) {
-        self.work.push_back(Work::Release(back.held));
+        self.work.push_back(Work::Release(back.held, back.why));
         self.step(context);
     }
 }
@@ -584,6 +640,7 @@ impl Handler<Dropped> for Marker {
     type Result = ();
 
     fn handle(&mut self, dropped: Dropped, _: &mut Self::Context) {
+        self.tell(&dropped.held, &outcome::Result::LeaseLost);
         self.return_rows(&dropped.held, None);
     }
 }

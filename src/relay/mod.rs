@@ -26,21 +26,25 @@
 //! nothing is sent under it any more.
 
 pub mod supervisor;
+mod generation;
+mod upkeep;
 pub mod listener;
 pub mod claimer;
 pub mod rounds;
 pub mod publisher;
 pub mod partition;
 pub mod failure;
+pub mod outcome;
 pub mod marker;
 pub mod breaker;
+pub mod circuits;
 
 use std::sync::Arc;
 
 use actix::prelude::*;
 use tokio::sync::oneshot;
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::sink::Sink;
 use crate::store::Store;
 
@@ -54,16 +58,19 @@ pub struct Relay {
 
 impl Relay {
     /// Starts a relay on the present actix system. `once`: one pass over what is due, then the end.
+    ///
+    /// # Errors
+    /// Names the route that is wrong.
     pub fn start(
         store: Store,
         config: Arc<Config>,
         replica: String,
         sink: Arc<dyn Sink>,
         once: bool,
-    ) -> Self {
+    ) -> Result<Self, ConfigError> {
         let (ended_sender, ended) = oneshot::channel();
-        let supervisor = Supervisor::new(store, config, replica, once, sink, ended_sender).start();
-        Self { supervisor, ended }
+        let supervisor = Supervisor::new(store, config, replica, once, sink, ended_sender)?.start();
+        Ok(Self { supervisor, ended })
     }
 
     /// For the admin port.

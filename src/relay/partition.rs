@@ -109,6 +109,13 @@ impl PartitionQueue {
         }
     }
 
+    /// A delivery in flight is to be sent again in this form, before what waits behind it.
+    pub fn again(&mut self, delivery: Delivery) {
+        if self.in_flight.remove(&delivery.event.id).is_some() {
+            self.ready.push_front(delivery);
+        }
+    }
+
     /// Everything not in flight leaves.
     pub fn give_back(&mut self) -> Vec<Delivery> {
         self.give_back_where(|_| true)
@@ -162,6 +169,11 @@ impl PartitionQueue {
         }
     }
 
+    /// The delivery in flight with this id.
+    pub fn in_flight_of(&self, id: EventId) -> Option<&Delivery> {
+        self.in_flight.get(&id)
+    }
+
     /// Deliveries in flight.
     pub fn in_flight(&self) -> impl Iterator<Item = &Delivery> {
         self.in_flight.values()
@@ -181,12 +193,11 @@ impl PartitionQueue {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::{Duration, Instant};
-
-    use bytes::Bytes;
+    use std::time::Duration;
 
     use super::*;
     use crate::event::{ClaimToken, OutboxEvent};
+    use crate::route::Router;
 
     fn token() -> Arc<ClaimToken> {
         let token = ClaimToken::new(1, "t".into());
@@ -195,23 +206,8 @@ mod tests {
     }
 
     fn delivery(id: i64, aggregate: &str, token: &Arc<ClaimToken>) -> Delivery {
-        Delivery {
-            event: Arc::new(OutboxEvent {
-                id: EventId(id),
-                key: AggregateKey::new("order", aggregate),
-                bucket: 0,
-                event_type: "E".into(),
-                payload: Bytes::from_static(b"{}"),
-                headers: None,
-                correlation_id: None,
-                event_id: None,
-                created_at: None,
-                age: None,
-                loaded: Instant::now(),
-                attempts: 0,
-            }),
-            token: token.clone(),
-        }
+        let event = OutboxEvent::sample(id, ("order", aggregate), "E");
+        Router::new(&[], "events").unwrap().deliver(event, token)
     }
 
     fn sent(queue: &mut PartitionQueue) -> Vec<i64> {

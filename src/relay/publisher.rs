@@ -2,37 +2,46 @@
 //!
 //! # Role
 //! Feeds its lane of the sink with what may go next and tells the marker what came of it. Which may
-//! go is decided by [`super::partition`], what a failure means by [`super::failure`].
+//! go is decided by [`super::partition`], what a failure means by [`super::failure`]. An event that
+//! is being given up, and whose route wants a copy, is sent as a copy before it is marked dead.
 //! # Receives
-//! [`Publish`] and [`Voided`] from the claimer; [`GiveBack`], [`Drain`], [`Kill`] from the
-//! supervisor; settlements from the lane.
+//! [`Publish`] and [`Voided`] from the claimer; [`Destination`], [`GiveBack`], [`Drain`], [`Kill`]
+//! from the supervisor; settlements from the lane.
 //! # Sends
 //! `Confirmed`, `Failed`, `HandBack`, `Dropped` to the marker; `Trouble`, `Flowing` and `Exited` to
 //! the supervisor.
 //! # Invariants
 //! At most one unconfirmed event per aggregate. Every delivery taken in is told to the marker
-//! exactly once. Nothing is sent under a void token (the lane asks right before each send).
+//! exactly once. Nothing is sent under a void token (the lane asks right before each send), nor to
+//! a destination whose breaker is open. No event is dead before its copy was confirmed, or cannot be.
 //! # On failure
 //! A lane that ends settles what it had out as lost with the connection; a new one is started.
 //! # On shutdown
 //! [`Drain`] hands back what was not sent and answers when all that was sent is settled. [`Kill`]
 //! gives up waiting and answers what was still unconfirmed.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 use tokio::sync::{mpsc, oneshot};
 
 use super::failure::{Blame, Cause, Outcome, decide};
 use super::marker::{Confirmed, Dropped, Failed, HandBack, Held, Marker};
+use super::outcome;
 use super::partition::PartitionQueue;
 use super::supervisor::{Child, Exited, Flowing, Stop, Trouble};
+use crate::event::EventId;
 use crate::metrics;
 use crate::sink::{Delivery, Lane, Settlement, Sink, SinkError};
 
 /// Before a lane that ended is started again.
 const LANE_PAUSE: Duration = Duration::from_millis(200);
+/// An event whose destination takes nothing waits for a quarter of the time that this has lasted, so
+/// that many of them cost little and recovery is soon all the same; between these bounds.
+const SHORTEST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// Events to publish; of one aggregate in id order.
 #[derive(Message)]
@@ -46,6 +55,16 @@ pub struct Publish {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Voided;
+
+/// A destination's breaker has opened or closed.
+#[derive(Clone, Debug, Message)]
+#[rtype(result = "()")]
+pub struct Destination {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Why nothing may be sent to it, and since when; none: it takes events.
+    pub down: Option<(SinkError, Instant)>,
+}
 
 /// The breaker opened: hand back what was not sent.
 #[derive(Message)]
@@ -64,18 +83,33 @@ pub struct Kill;
 
 /// See the module's head.
 pub struct Publisher {
-    partition: usize,
-    window: usize,
+    settings: Settings,
     sink: Arc<dyn Sink>,
     marker: Addr<Marker>,
     trouble: Recipient<Trouble>,
     flowing: Recipient<Flowing>,
     exited: Recipient<Exited>,
     queue: PartitionQueue,
+    /// Destinations whose breaker is open.
+    down: HashMap<Arc<str>, (SinkError, Instant)>,
     lane: Option<mpsc::Sender<Delivery>>,
     drained: Option<oneshot::Sender<()>>,
     draining: bool,
     stopping: bool,
+}
+
+/// Settings of a publisher.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Its number.
+    pub partition: usize,
+    /// See `relay.window`.
+    pub window: usize,
+    /// See `retry.max_attempts`.
+    pub max_attempts: u32,
+    /// All events go to one destination: while that takes none nothing is claimed, so no event needs
+    /// to wait by itself.
+    pub sole_destination: bool,
 }
 
 /// Whom a publisher talks to.
@@ -93,16 +127,16 @@ pub struct Links {
 
 impl Publisher {
     /// The publisher of one partition.
-    pub fn new(partition: usize, window: usize, sink: Arc<dyn Sink>, links: Links) -> Self {
+    pub fn new(settings: Settings, sink: Arc<dyn Sink>, links: Links) -> Self {
         Self {
-            partition,
-            window,
+            settings,
             sink,
             marker: links.marker,
             trouble: links.trouble,
             flowing: links.flowing,
             exited: links.exited,
-            queue: PartitionQueue::new(window),
+            queue: PartitionQueue::new(settings.window),
+            down: HashMap::new(),
             lane: None,
             drained: None,
             draining: false,
@@ -111,12 +145,12 @@ impl Publisher {
     }
 
     fn start_lane(&mut self, context: &mut Context<Self>) {
-        let (lane, deliveries) = mpsc::channel(self.window);
+        let (lane, deliveries) = mpsc::channel(self.settings.window);
         let (settled, mut settlements) = mpsc::unbounded_channel();
         self.lane = Some(lane);
         let lane = Lane {
-            partition: self.partition,
-            window: self.window,
+            partition: self.settings.partition,
+            window: self.settings.window,
             deliveries,
             settled,
         };
@@ -135,6 +169,11 @@ impl Publisher {
                 break;
             };
             let id = delivery.event.id;
+            if let Some((error, since)) = self.down.get(&delivery.address.destination) {
+                let (error, wait) = (error.clone(), wait_after(since.elapsed()));
+                self.wait(id, error, wait);
+                continue;
+            }
             // The lane's queue is as long as the window, so only a lane that ended refuses.
             if lane.try_send(delivery).is_err() {
                 self.lane = None;
@@ -152,53 +191,175 @@ impl Publisher {
         }
     }
 
-    fn failed(&mut self, id: crate::event::EventId, error: SinkError) {
-        let (outcome, blame) = decide(&error.cause);
+    fn failed(&mut self, id: EventId, error: SinkError) {
+        let Some(delivery) = self.queue.in_flight_of(id) else {
+            return;
+        };
+        let (outcome, blame) = decide(error.cause);
         if blame != Blame::Event {
-            let message = error.message.clone();
-            self.trouble.try_send(Trouble { message }).ok();
+            self.trouble
+                .try_send(Trouble {
+                    blame,
+                    destination: delivery.address.destination.clone(),
+                    error: error.clone(),
+                })
+                .ok();
+        }
+        if let Some(reason) = delivery.letter.clone() {
+            self.letter_failed(id, outcome, error, &reason);
+            return;
         }
         match outcome {
-            Outcome::Drop => {
-                if let Some(delivery) = self.queue.dropped(id) {
-                    self.tell(Dropped {
-                        held: vec![Held::of(&delivery)],
-                    });
-                }
-            }
+            Outcome::Drop => self.drop_void(id),
             Outcome::Isolate => self.queue.suspected(id),
-            Outcome::HandBack => {
-                if let Some((delivery, later)) = self.queue.failed(id) {
-                    if error.maybe_sent {
-                        tracing::warn!(id = id.0, %error, "not confirmed, handed back: a duplicate is possible");
-                    } else {
-                        tracing::debug!(id = id.0, %error, "handed back");
-                    }
-                    let held = std::iter::once(&delivery)
-                        .chain(&later)
-                        .map(Held::of)
-                        .collect();
-                    self.tell(HandBack { held });
-                }
-            }
-            Outcome::Retry | Outcome::RetryOrDead | Outcome::Dead => {
-                if let Some((delivery, later)) = self.queue.failed(id) {
-                    self.tell(Failed {
-                        held: Held::of(&delivery),
-                        key: delivery.event.key.clone(),
-                        error,
-                        later: later.iter().map(Held::of).collect(),
-                    });
+            Outcome::HandBack => self.hand_back(id, &error),
+            Outcome::Wait => self.wait(id, error, SHORTEST_WAIT),
+            Outcome::Retry => self.charge(id, error, Outcome::Retry, None),
+            Outcome::RetryOrDead | Outcome::Dead => {
+                let last = u32::try_from(delivery.event.attempt())
+                    .is_ok_and(|attempt| attempt >= self.settings.max_attempts);
+                if outcome == Outcome::RetryOrDead && !last {
+                    self.charge(id, error, outcome, None);
+                } else {
+                    self.give_up(id, error);
                 }
             }
         }
     }
 
-    fn give_back(&mut self) {
-        let held: Vec<Held> = self.queue.give_back().iter().map(Held::of).collect();
-        if !held.is_empty() {
-            self.tell(HandBack { held });
+    /// The event is dead, once its copy is where its route wants it.
+    fn give_up(&mut self, id: EventId, error: SinkError) {
+        let Some(delivery) = self.queue.in_flight_of(id) else {
+            return;
+        };
+        match delivery.route.letter_address(&delivery.event) {
+            None => self.charge(id, error, Outcome::Dead, None),
+            Some(address) => {
+                let copy = Delivery {
+                    address,
+                    letter: Some(Arc::new(error)),
+                    ..delivery.clone()
+                };
+                self.queue.again(copy);
+            }
         }
+    }
+
+    /// The copy of an event that is being given up for `reason` was not taken.
+    fn letter_failed(
+        &mut self,
+        id: EventId,
+        outcome: Outcome,
+        error: SinkError,
+        reason: &SinkError,
+    ) {
+        match outcome {
+            Outcome::Drop => self.drop_void(id),
+            Outcome::Isolate => self.queue.suspected(id),
+            Outcome::HandBack => self.hand_back(id, &error),
+            // The event itself is not to blame: it dies when its copy can be had.
+            Outcome::Wait | Outcome::Retry => self.wait(id, error, SHORTEST_WAIT),
+            Outcome::RetryOrDead | Outcome::Dead => {
+                let mut reason = reason.clone();
+                reason.message = format!("{} (no copy could be sent: {error})", reason.message);
+                self.charge(id, reason, Outcome::Dead, None);
+            }
+        }
+    }
+
+    fn drop_void(&mut self, id: EventId) {
+        if let Some(delivery) = self.queue.dropped(id) {
+            self.tell(Dropped {
+                held: vec![Held::of(&delivery)],
+            });
+        }
+    }
+
+    fn hand_back(&mut self, id: EventId, error: &SinkError) {
+        let Some((delivery, later)) = self.queue.failed(id) else {
+            return;
+        };
+        let why = if error.maybe_sent {
+            outcome::Result::Unconfirmed {
+                error: error.message.clone(),
+            }
+        } else {
+            outcome::Result::BreakerOpen
+        };
+        self.tell(HandBack {
+            held: vec![Held::of(&delivery)],
+            why,
+        });
+        self.tell_not_sent(&later);
+    }
+
+    /// The destination takes nothing at present.
+    fn wait(&mut self, id: EventId, error: SinkError, wait: Duration) {
+        if self.settings.sole_destination
+            && self
+                .queue
+                .in_flight_of(id)
+                .is_some_and(|delivery| !delivery.is_letter())
+        {
+            self.hand_back(id, &error);
+        } else {
+            self.charge(id, error, Outcome::Wait, Some(wait));
+        }
+    }
+
+    /// Has it recorded: an attempt, a death, or a wait.
+    fn charge(&mut self, id: EventId, error: SinkError, outcome: Outcome, wait: Option<Duration>) {
+        let Some((delivery, later)) = self.queue.failed(id) else {
+            return;
+        };
+        self.tell(Failed {
+            held: Held::of(&delivery),
+            error,
+            outcome,
+            wait,
+            holds: delivery.route.holds(),
+            copied_to: None,
+            later: later.iter().map(Held::of).collect(),
+        });
+    }
+
+    /// The copy of an event that is given up was confirmed.
+    fn letter_confirmed(&mut self, id: EventId) {
+        let Some((delivery, later)) = self.queue.failed(id) else {
+            return;
+        };
+        let Some(reason) = &delivery.letter else {
+            return;
+        };
+        self.tell(Failed {
+            held: Held::of(&delivery),
+            error: SinkError::clone(reason),
+            outcome: Outcome::Dead,
+            wait: None,
+            holds: delivery.route.holds(),
+            copied_to: Some(delivery.address.destination.clone()),
+            later: later.iter().map(Held::of).collect(),
+        });
+    }
+
+    fn give_back(&mut self) {
+        let given = self.queue.give_back();
+        self.tell_not_sent(&given);
+    }
+
+    fn tell_not_sent(&self, unsent: &[Delivery]) {
+        if unsent.is_empty() {
+            return;
+        }
+        let why = if self.draining || self.stopping {
+            outcome::Result::Stopping
+        } else {
+            outcome::Result::BreakerOpen
+        };
+        self.tell(HandBack {
+            held: unsent.iter().map(Held::of).collect(),
+            why,
+        });
     }
 
     fn tell<M>(&self, message: M)
@@ -210,6 +371,11 @@ impl Publisher {
         // with it.
         self.marker.try_send(message).ok();
     }
+}
+
+/// How long an event waits whose destination has taken nothing for so long.
+fn wait_after(down: Duration) -> Duration {
+    (down / 4).clamp(SHORTEST_WAIT, LONGEST_WAIT)
 }
 
 impl Actor for Publisher {
@@ -224,7 +390,7 @@ impl Actor for Publisher {
     fn stopped(&mut self, _: &mut Self::Context) {
         Exited::report(
             &self.exited,
-            Child::Publisher(self.partition),
+            Child::Publisher(self.settings.partition),
             self.stopping,
         );
     }
@@ -233,10 +399,19 @@ impl Actor for Publisher {
 impl StreamHandler<Vec<Settlement>> for Publisher {
     fn handle(&mut self, settlements: Vec<Settlement>, _: &mut Self::Context) {
         let mut confirmed = Vec::with_capacity(settlements.len());
+        let mut flowing = Vec::new();
         for settlement in settlements {
             match settlement.result {
                 Ok(()) => {
-                    if let Some(delivery) = self.queue.confirmed(settlement.id) {
+                    let delivery = self.queue.in_flight_of(settlement.id);
+                    if let Some(delivery) = delivery
+                        && !flowing.contains(&delivery.address.destination)
+                    {
+                        flowing.push(delivery.address.destination.clone());
+                    }
+                    if delivery.is_some_and(Delivery::is_letter) {
+                        self.letter_confirmed(settlement.id);
+                    } else if let Some(delivery) = self.queue.confirmed(settlement.id) {
                         if let Some(age) = delivery.event.age {
                             ::metrics::histogram!(metrics::CREATED_TO_CONFIRM_SECONDS)
                                 .record(age + delivery.event.loaded.elapsed());
@@ -249,7 +424,10 @@ impl StreamHandler<Vec<Settlement>> for Publisher {
         }
         if !confirmed.is_empty() {
             self.tell(Confirmed { held: confirmed });
-            self.flowing.try_send(Flowing).ok();
+        }
+        if !flowing.is_empty() {
+            let destinations = flowing;
+            self.flowing.try_send(Flowing { destinations }).ok();
         }
         if self.draining {
             self.give_back();
@@ -273,7 +451,7 @@ impl StreamHandler<Vec<Settlement>> for Publisher {
         }
         if !self.stopping && !self.draining {
             tracing::warn!(
-                partition = self.partition,
+                partition = self.settings.partition,
                 "the lane to the broker ended, starting another"
             );
             context.run_later(LANE_PAUSE, |actor, context| {
@@ -311,6 +489,18 @@ impl Handler<Voided> for Publisher {
     }
 }
 
+impl Handler<Destination> for Publisher {
+    type Result = ();
+
+    fn handle(&mut self, destination: Destination, _: &mut Self::Context) {
+        match destination.down {
+            Some(down) => drop(self.down.insert(destination.name, down)),
+            None => drop(self.down.remove(&destination.name)),
+        }
+        self.pump();
+    }
+}
+
 impl Handler<GiveBack> for Publisher {
     type Result = ();
 
@@ -343,6 +533,9 @@ impl Handler<Kill> for Publisher {
         if !out.is_empty() {
             self.tell(HandBack {
                 held: out.iter().map(Held::of).collect(),
+                why: outcome::Result::Unconfirmed {
+                    error: "the relay stopped before its confirm came".into(),
+                },
             });
         }
         context.stop();

@@ -1,5 +1,5 @@
-//! The supervisor: builds the other actors, rebuilds them when one dies, runs the breaker and the
-//! lag timer, and brings everything to an orderly end.
+//! The supervisor: builds the other actors, rebuilds them when one dies, runs the breakers and the
+//! timers of lag and pruning, and brings everything to an orderly end.
 //!
 //! # Role
 //! Owns the *generation*: marker, publishers, claimer and listener, built together, sink first. An
@@ -7,12 +7,15 @@
 //! then; the next generation takes over the old token. That is the same path as for a process that
 //! died, so it needs no proof of its own.
 //! # Receives
-//! [`Exited`] from every child, [`Trouble`] and [`Flowing`] from the publishers, [`Idle`] from the
-//! claimer, the transport's state from the sink, [`Drain`] and [`Observe`] from outside.
+//! [`Exited`] from every child, [`Trouble`] and [`Flowing`] from the publishers, [`Died`] from the
+//! marker, [`Idle`] from the claimer, the transport's state from the sink, [`Drain`], [`Nudge`] and
+//! [`Observe`] from outside.
 //! # Sends
-//! `Ready` to the claimer, `GiveBack` to the publishers, and the messages of the end.
+//! `Ready` to the claimer, `Destination` and `GiveBack` to the publishers, and the messages of the
+//! end.
 //! # Invariants
-//! Nothing is claimed before a probe of the broker has succeeded, nor while the breaker is open.
+//! Nothing is claimed before broker and destination have answered a probe well, nor while nothing
+//! can be delivered. Which breaker is open is decided by [`super::circuits`].
 //! # On failure
 //! Too many rebuilds in a minute end the process with an error: an orchestrator knows more.
 //! # On shutdown
@@ -21,36 +24,32 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use actix::prelude::*;
-use futures_util::future::join_all;
 use tokio::sync::{oneshot, watch};
-use tokio::time::{timeout, timeout_at};
 
-use super::breaker::{Breaker, State};
-use super::claimer::{self, Abandon, Claimer, Leave, Ready};
-use super::listener::{self, Hearing, Listener};
-use super::marker::{Flush, Marker, Policy, ReturnTo, Totals};
-use super::publisher::{self, GiveBack, Kill, Publisher};
-use crate::config::Config;
+use super::breaker::State;
+use super::circuits::{Circuit, Circuits, Delivering};
+use super::claimer::{self, Ready, Wake};
+use super::failure::Blame;
+use super::generation::{Generation, Plan};
+use super::marker::Totals;
+use super::outcome::Outcomes;
+use crate::config::{Config, ConfigError};
+use crate::event::EventId;
 use crate::metrics;
-use crate::sink::{Sink, Transport};
-use crate::store::{Lag, Store};
+use crate::sink::{Sink, SinkError, Transport};
+use crate::store::Store;
 
-/// The lag gauges. Once a minute keeps an idle relay quiet; `/status` asks anew each time.
-const LAG_EVERY: Duration = Duration::from_secs(60);
+/// What a breaker says that has never been asked.
+const NOT_ASKED: &str = "not connected yet";
 /// More rebuilds within [`REBUILD_WINDOW`] are a fault that rebuilding does not mend.
 const MOST_REBUILDS: usize = 5;
 const REBUILD_WINDOW: Duration = Duration::from_secs(60);
 /// Before a rebuild, times the number of recent ones.
 const REBUILD_PAUSE: Duration = Duration::from_millis(200);
-/// Part of the grace time that is kept for marks and the release of claims.
-const MOST_FOR_MARKS: Duration = Duration::from_secs(3);
-/// A claimer that is being abandoned answers at once or not at all.
-const ABANDON_TIMEOUT: Duration = Duration::from_millis(500);
-
 /// Which child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Child {
@@ -87,18 +86,59 @@ impl Exited {
     }
 }
 
-/// A failure that speaks for the broker.
+/// A failure that speaks for a breaker.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Trouble {
+    /// Whose.
+    pub blame: Blame,
+    /// Where the event was going.
+    pub destination: Arc<str>,
     /// What the broker or the network said.
-    pub message: String,
+    pub error: SinkError,
 }
 
 /// Confirms arrive.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub struct Flowing;
+pub struct Flowing {
+    /// From these destinations.
+    pub destinations: Vec<Arc<str>>,
+}
+
+/// An event was dead-lettered.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Died {
+    /// The event.
+    pub id: EventId,
+    /// Class of the reason.
+    pub cause: &'static str,
+    /// Where a copy of it went.
+    pub copied_to: Option<Arc<str>>,
+}
+
+/// Look whether there is anything to carry.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Nudge;
+
+/// Outcomes of events, from now on.
+#[derive(Message)]
+#[rtype(result = "Outcomes")]
+pub struct Watch;
+
+impl<A, M> actix::dev::MessageResponse<A, M> for Outcomes
+where
+    A: Actor,
+    M: Message<Result = Self>,
+{
+    fn handle(self, _: &mut A::Context, answer: Option<actix::dev::OneshotSender<Self>>) {
+        if let Some(answer) = answer {
+            let _ = answer.send(self);
+        }
+    }
+}
 
 /// One pass is done.
 #[derive(Message)]
@@ -127,10 +167,12 @@ pub struct View {
     pub ready: bool,
     /// Why not, one machine-readable word each.
     pub reasons: Vec<&'static str>,
-    /// `closed`, `open` or `half-open`.
+    /// The connection's: `closed`, `open` or `half-open`.
     pub breaker: &'static str,
-    /// Why the breaker is not closed.
+    /// Why nothing can be delivered, while nothing can.
     pub breaker_reason: Option<String>,
+    /// Destinations that take no events.
+    pub destinations_down: Vec<DestinationView>,
     /// Why notifications do not arrive, while they do not. Events wait for the tick then.
     pub listener_trouble: Option<String>,
     /// The claimer's part.
@@ -143,8 +185,21 @@ pub struct View {
     pub dead_lettered: u64,
     /// Events handed back since the start.
     pub handed_back: u64,
+    /// Times that an event was left to wait for its destination since the start.
+    pub waited: u64,
     /// Rebuilds after an actor died.
     pub restarts: u64,
+}
+
+/// A destination that takes no events.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct DestinationView {
+    /// Its name.
+    pub name: String,
+    /// `open` or `half-open`.
+    pub breaker: &'static str,
+    /// Why.
+    pub reason: String,
 }
 
 /// How a relay ended.
@@ -158,33 +213,27 @@ pub struct Ending {
     pub dead: u64,
     /// Events handed back unpublished.
     pub handed_back: u64,
+    /// Events that wait for their destination.
+    pub waited: u64,
     /// Events whose confirm was still outstanding when the grace time was over.
     pub unconfirmed: Vec<String>,
     /// Why it could not go on.
     pub error: Option<String>,
 }
 
-struct Generation {
-    listener: Addr<Listener>,
-    claimer: Addr<Claimer>,
-    publishers: Vec<Addr<Publisher>>,
-    marker: Addr<Marker>,
-}
-
 /// See the module's head.
 pub struct Supervisor {
-    store: Store,
-    config: Arc<Config>,
-    replica: String,
-    once: bool,
-    sink: Arc<dyn Sink>,
+    pub(super) plan: Plan,
     generation: Option<Generation>,
-    breaker: Breaker,
-    hearing: Arc<watch::Sender<Hearing>>,
-    totals: Arc<Totals>,
+    circuits: Circuits,
+    /// What the claimer was told last.
+    ready: bool,
+    /// Why nothing can be delivered, as logged last.
+    not_ready: Option<String>,
+    probe_timer: Option<SpawnHandle>,
     rebuilds: VecDeque<Instant>,
     restarts: u64,
-    /// The breaker has been closed before.
+    /// Something could be delivered before.
     delivered: bool,
     /// Why the end is an untimely one.
     fault: Option<String>,
@@ -194,6 +243,9 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// A supervisor that tells `ended` how it went.
+    ///
+    /// # Errors
+    /// Names the route that is wrong.
     pub fn new(
         store: Store,
         config: Arc<Config>,
@@ -201,87 +253,54 @@ impl Supervisor {
         once: bool,
         sink: Arc<dyn Sink>,
         ended: oneshot::Sender<Ending>,
-    ) -> Self {
-        Self {
-            breaker: Breaker::new(config.retry.stop_after_failures, Instant::now()),
+    ) -> Result<Self, ConfigError> {
+        let router = Arc::new(config.router()?);
+        let (primary, letters) = router.destinations();
+        let circuits = Circuits::new(
+            config.retry.stop_after_failures,
+            primary,
+            letters,
+            !router.is_fixed(),
+            Instant::now(),
+        );
+        let plan = Plan {
+            outcomes: Outcomes::new(config.log.outcomes),
             store,
             config,
             replica,
             once,
             sink,
-            generation: None,
+            router,
             hearing: Arc::new(watch::channel(Err("not connected yet".to_owned())).0),
             totals: Arc::default(),
+        };
+        Ok(Self {
+            plan,
+            generation: None,
+            circuits,
+            ready: false,
+            not_ready: None,
+            probe_timer: None,
             rebuilds: VecDeque::new(),
             restarts: 0,
             delivered: false,
             fault: None,
             ending: false,
             ended: Some(ended),
-        }
+        })
     }
 
     // ---- the generation ------------------------------------------------------------------------
 
     fn build(&mut self, old_tokens: Vec<i32>, context: &mut Context<Self>) {
-        let me = context.address();
-        let relay = &self.config.relay;
-        let policy = Policy {
-            max_attempts: self.config.retry.max_attempts,
-            backoff: self.config.retry.backoff,
-        };
-        let marker = Marker::new(
-            self.store.clone(),
-            policy,
-            self.totals.clone(),
-            me.clone().recipient(),
-        )
-        .start();
-        let links = publisher::Links {
-            marker: marker.clone(),
-            trouble: me.clone().recipient(),
-            flowing: me.clone().recipient(),
-            exited: me.clone().recipient(),
-        };
-        let publishers: Vec<_> = (0..relay.partitions)
-            .map(|partition| {
-                Publisher::new(partition, relay.window, self.sink.clone(), links.clone()).start()
-            })
-            .collect();
-        let settings = claimer::Settings {
-            replica: self.replica.clone(),
-            lease: relay.lease,
-            tick: relay.tick,
-            partitions: relay.partitions,
-            batch_size: relay.batch_size,
-            // Twice what can be in flight: the next rows are at hand when confirms come.
-            most_in_hand: relay.partitions * relay.window * 2,
-            once: self.once,
-        };
-        let links = claimer::Links {
-            publishers: publishers.clone(),
-            marker: marker.clone(),
-            exited: me.clone().recipient(),
-            idle: me.clone().recipient(),
-        };
-        let claimer = Claimer::new(self.store.clone(), settings, links, old_tokens).start();
-        marker.try_send(ReturnTo(claimer.clone().recipient())).ok();
-        let listener = Listener::new(
-            self.store.clone(),
-            claimer.clone().recipient(),
-            me.recipient(),
-            self.hearing.clone(),
-        )
-        .start();
-        claimer
-            .try_send(Ready(self.breaker.state() == &State::Closed))
-            .ok();
-        self.generation = Some(Generation {
-            listener,
-            claimer,
-            publishers,
-            marker,
-        });
+        let generation = Generation::build(&self.plan, old_tokens, &context.address());
+        for (name, _, _) in self.circuits.destinations_down() {
+            let down = self.circuits.down(name);
+            generation.tell_destination(name, down.as_ref());
+        }
+        let ready = self.circuits.delivering() == Delivering::Yes;
+        generation.claimer.try_send(Ready(ready)).ok();
+        self.generation = Some(generation);
     }
 
     /// Gives the generation up and builds another, unless that has been tried too often.
@@ -304,15 +323,9 @@ impl Supervisor {
         }
         let pause = REBUILD_PAUSE * u32::try_from(self.rebuilds.len()).unwrap_or(1);
         let abandon = async move {
-            let tokens = timeout(ABANDON_TIMEOUT, generation.claimer.send(Abandon)).await;
-            generation.listener.try_send(listener::Drain).ok();
-            for publisher in &generation.publishers {
-                publisher.try_send(Stop).ok();
-            }
-            generation.marker.try_send(Stop).ok();
+            let tokens = generation.abandon().await;
             tokio::time::sleep(pause).await;
-            // A claimer that died left its session to end with it; the lock it held is gone then.
-            tokens.ok().and_then(Result::ok).unwrap_or_default()
+            tokens
         };
         context.spawn(abandon.into_actor(self).map(|tokens, actor, context| {
             if !actor.ending {
@@ -321,96 +334,155 @@ impl Supervisor {
         }));
     }
 
-    // ---- the breaker ---------------------------------------------------------------------------
+    // ---- the breakers --------------------------------------------------------------------------
 
-    fn opened(&mut self, context: &mut Context<Self>) {
-        tracing::error!(
-            reason = self.breaker.reason(),
-            "breaker open, nothing is sent"
-        );
-        if let Some(generation) = &self.generation {
-            generation.claimer.try_send(Ready(false)).ok();
-            for publisher in &generation.publishers {
-                publisher.try_send(GiveBack).ok();
-            }
-        }
-        self.rest(context);
-    }
-
-    /// Arms the timer for the next probe.
-    fn rest(&mut self, context: &mut Context<Self>) {
-        self.show_breaker();
-        if let State::Open { until } = *self.breaker.state() {
-            context.run_later(until.saturating_duration_since(Instant::now()), Self::probe);
-        }
-    }
-
+    /// Makes the probes that are due, and arms the timer for the next ones.
     fn probe(&mut self, context: &mut Context<Self>) {
-        if self.ending || !self.breaker.probe(Instant::now()) {
+        if self.ending {
             return;
         }
-        self.show_breaker();
-        let sink = self.sink.clone();
-        context.spawn(async move { sink.probe().await }.into_actor(self).map(
-            |probed, actor, context| {
-                actor.probed(probed.map_err(|error| error.message), context);
-            },
-        ));
+        for circuit in self.circuits.due(Instant::now()) {
+            let sink = self.plan.sink.clone();
+            let asked = circuit.clone();
+            let probed = async move {
+                match &asked {
+                    Circuit::Connection => sink.probe().await,
+                    Circuit::Destination(name) => sink.probe_destination(name).await,
+                }
+            };
+            context.spawn(probed.into_actor(self).map(move |answer, actor, context| {
+                actor.probed(&circuit, answer, context);
+            }));
+        }
+        self.show_breakers();
+        if let Some(timer) = self.probe_timer.take() {
+            context.cancel_future(timer);
+        }
+        if let Some(at) = self.circuits.next_probe() {
+            let wait = at.saturating_duration_since(Instant::now());
+            self.probe_timer = Some(context.run_later(wait, Self::probe));
+        }
     }
 
-    fn probed(&mut self, probed: Result<(), String>, context: &mut Context<Self>) {
-        let before = self.breaker.reason().map(str::to_owned);
-        let answer = probed.as_ref().copied().map_err(String::as_str);
-        if self.breaker.probed(answer, Instant::now()) {
-            self.delivered = true;
-            tracing::info!(sink = self.sink.name(), "breaker closed, delivering");
-            if let Some(generation) = &self.generation {
-                generation.claimer.try_send(Ready(true)).ok();
-            }
-        } else if let Err(reason) = probed {
-            if before.as_deref() != Some(&reason) {
-                tracing::error!(reason, "not ready to publish, nothing is claimed");
-            }
-            if self.once {
-                // One pass does not wait for a broker.
-                let claimed = if self.delivered {
-                    "The pass was given up."
-                } else {
-                    "Nothing was claimed."
-                };
-                let stop = if reason.ends_with('.') { "" } else { "." };
-                self.fault = Some(format!("{reason}{stop} {claimed}"));
-                self.drain(context);
-                return;
+    fn probed(
+        &mut self,
+        circuit: &Circuit,
+        answer: Result<(), SinkError>,
+        context: &mut Context<Self>,
+    ) {
+        let before = match circuit {
+            Circuit::Connection => self.circuits.connection().reason().map(str::to_owned),
+            Circuit::Destination(name) => self.circuits.down(name).map(|(error, _)| error.message),
+        };
+        let reason = answer.as_ref().err().map(|error| error.message.clone());
+        let closed = self.circuits.probed(circuit, answer, Instant::now());
+        match circuit {
+            Circuit::Connection => {}
+            Circuit::Destination(name) => {
+                if closed && before.is_some() {
+                    tracing::info!(
+                        destination = &**name,
+                        "breaker closed, delivering to it again"
+                    );
+                } else if !closed && before != reason {
+                    tracing::error!(destination = &**name, reason, "destination takes no events");
+                }
+                self.tell_destination(name);
             }
         }
-        self.rest(context);
+        self.delivering_changed(context);
+        self.probe(context);
     }
 
-    fn show_breaker(&self) {
-        let state = match self.breaker.state() {
-            State::Closed => 0.0,
-            State::HalfOpen => 1.0,
-            State::Open { .. } => 2.0,
+    fn tell_destination(&self, name: &Arc<str>) {
+        if let Some(generation) = &self.generation {
+            generation.tell_destination(name, self.circuits.down(name).as_ref());
+        }
+    }
+
+    fn opened(&mut self, circuit: &Circuit, context: &mut Context<Self>) {
+        match circuit {
+            Circuit::Connection => {
+                let reason = self.circuits.connection().reason();
+                tracing::error!(reason, "breaker open, nothing is sent");
+            }
+            Circuit::Destination(name) => {
+                let reason = self.circuits.down(name).map(|(error, _)| error.message);
+                tracing::error!(
+                    destination = &**name,
+                    reason,
+                    "breaker open, nothing is sent to it"
+                );
+                self.tell_destination(name);
+            }
+        }
+        self.delivering_changed(context);
+        self.probe(context);
+    }
+
+    /// Lets the claimer claim exactly while something can be delivered.
+    fn delivering_changed(&mut self, context: &mut Context<Self>) {
+        match self.circuits.delivering() {
+            Delivering::Unknown => {}
+            Delivering::Yes if self.ready => {}
+            Delivering::Yes => {
+                self.ready = true;
+                self.delivered = true;
+                self.not_ready = None;
+                tracing::info!(sink = self.plan.sink.name(), "breaker closed, delivering");
+                if let Some(generation) = &self.generation {
+                    generation.claimer.try_send(Ready(true)).ok();
+                }
+            }
+            Delivering::No(reason) => {
+                if std::mem::replace(&mut self.ready, false)
+                    && let Some(generation) = &self.generation
+                {
+                    generation.claimer.try_send(Ready(false)).ok();
+                    generation.give_back();
+                }
+                if self.connection_was_asked() {
+                    self.not_delivering(reason, context);
+                }
+            }
+        }
+    }
+
+    /// Before the first probe was answered there is nothing to say.
+    fn connection_was_asked(&self) -> bool {
+        self.delivered || self.circuits.connection().reason() != Some(NOT_ASKED)
+    }
+
+    fn not_delivering(&mut self, reason: String, context: &mut Context<Self>) {
+        if self.not_ready.as_deref() != Some(&reason) {
+            tracing::error!(reason, "not ready to publish, nothing is claimed");
+            self.not_ready = Some(reason.clone());
+        }
+        if self.plan.once && !self.ending {
+            // One pass does not wait for a broker.
+            let claimed = if self.delivered {
+                "The pass was given up."
+            } else {
+                "Nothing was claimed."
+            };
+            let stop = if reason.ends_with('.') { "" } else { "." };
+            self.fault = Some(format!("{reason}{stop} {claimed}"));
+            self.drain(context);
+        }
+    }
+
+    fn show_breakers(&self) {
+        let state = match (
+            self.circuits.delivering(),
+            self.circuits.connection().state(),
+        ) {
+            (Delivering::Yes, _) => 0.0,
+            (_, State::HalfOpen) | (Delivering::Unknown, _) => 1.0,
+            _ => 2.0,
         };
         ::metrics::gauge!(metrics::BREAKER_STATE).set(state);
-    }
-
-    // ---- lag -----------------------------------------------------------------------------------
-
-    fn lag(&mut self, context: &mut Context<Self>) {
-        let store = self.store.clone();
-        context.spawn(
-            async move { store.lag().await }
-                .into_actor(self)
-                .map(|lag, _, context| {
-                    match lag {
-                        Ok(lag) => show_lag(&lag),
-                        Err(error) => tracing::debug!(%error, "lag could not be looked up"),
-                    }
-                    context.run_later(LAG_EVERY, Self::lag);
-                }),
-        );
+        let down = self.circuits.destinations_down().count();
+        ::metrics::gauge!(metrics::DESTINATIONS_DOWN).set(down as f64);
     }
 
     // ---- the end -------------------------------------------------------------------------------
@@ -423,8 +495,9 @@ impl Supervisor {
             self.end(Vec::new(), None, context);
             return;
         };
-        tracing::info!(grace = ?self.config.relay.grace, "stopping");
-        let drained = drain(generation, self.config.relay.grace);
+        let grace = self.plan.config.relay.grace;
+        tracing::info!(?grace, "stopping");
+        let drained = generation.drain(grace);
         context.spawn(drained.into_actor(self).map(|unconfirmed, actor, context| {
             actor.end(unconfirmed, None, context);
         }));
@@ -440,16 +513,24 @@ impl Supervisor {
         let Some(ended) = self.ended.take() else {
             return;
         };
-        let count = |total: &std::sync::atomic::AtomicU64| total.load(Ordering::Relaxed);
+        let Totals {
+            published,
+            failed,
+            dead,
+            handed_back,
+            waited,
+            ..
+        } = &*self.plan.totals;
         let ending = Ending {
-            published: count(&self.totals.published),
-            failed: count(&self.totals.failed),
-            dead: count(&self.totals.dead),
-            handed_back: count(&self.totals.handed_back),
+            published: count(published),
+            failed: count(failed),
+            dead: count(dead),
+            handed_back: count(handed_back),
+            waited: count(waited),
             unconfirmed,
             error: error.or(self.fault.take()),
         };
-        let sink = self.sink.clone();
+        let sink = self.plan.sink.clone();
         context.spawn(
             async move { sink.close().await }
                 .into_actor(self)
@@ -461,50 +542,16 @@ impl Supervisor {
     }
 }
 
-fn show_lag(lag: &Lag) {
-    let age = lag
-        .oldest
-        .as_ref()
-        .and_then(|oldest| oldest.age_seconds)
-        .unwrap_or(0.0);
-    ::metrics::gauge!(metrics::OLDEST_PENDING_SECONDS).set(age);
-    ::metrics::gauge!(metrics::PENDING).set(lag.pending as f64);
-    ::metrics::gauge!(metrics::DEAD).set(lag.dead as f64);
+fn count(total: &AtomicU64) -> u64 {
+    total.load(Ordering::Relaxed)
 }
 
-/// The orderly end of a generation; answers which events were still unconfirmed.
-async fn drain(generation: Generation, grace: Duration) -> Vec<String> {
-    let deadline = tokio::time::Instant::now() + grace;
-    let publish_deadline = deadline - MOST_FOR_MARKS.min(grace / 4);
-    generation.listener.try_send(listener::Drain).ok();
-    let _ = timeout_at(publish_deadline, generation.claimer.send(claimer::Drain)).await;
-    let publishers = generation
-        .publishers
-        .iter()
-        .map(|publisher| publisher.send(publisher::Drain));
-    let _ = timeout_at(publish_deadline, join_all(publishers)).await;
-    let mut unconfirmed = Vec::new();
-    for publisher in &generation.publishers {
-        unconfirmed.extend(publisher.send(Kill).await.unwrap_or_default());
+fn state_name(state: &State) -> &'static str {
+    match state {
+        State::Closed => "closed",
+        State::HalfOpen => "half-open",
+        State::Open { .. } => "open",
     }
-    for event in &unconfirmed {
-        tracing::warn!(
-            event,
-            "its confirm was outstanding at the stop: a duplicate is possible"
-        );
-    }
-    if timeout_at(deadline, generation.marker.send(Flush))
-        .await
-        .is_err()
-    {
-        tracing::warn!(
-            "not everything could be recorded within the grace time: its rows wait for the lease"
-        );
-    }
-    let _ = timeout_at(deadline, generation.claimer.send(Leave)).await;
-    let _ = timeout(ABANDON_TIMEOUT, generation.claimer.send(Abandon)).await;
-    generation.marker.try_send(Stop).ok();
-    unconfirmed
 }
 
 impl Actor for Supervisor {
@@ -513,15 +560,17 @@ impl Actor for Supervisor {
     fn started(&mut self, context: &mut Self::Context) {
         // Reports of children must not be refused; there are at most as many as confirms.
         context.set_mailbox_capacity(0);
-        let changes = futures_util::stream::unfold(self.sink.transport(), |mut transport| async {
-            transport.changed().await.ok()?;
-            let now = transport.borrow_and_update().clone();
-            Some((now, transport))
-        });
+        let changes =
+            futures_util::stream::unfold(self.plan.sink.transport(), |mut transport| async {
+                transport.changed().await.ok()?;
+                let now = transport.borrow_and_update().clone();
+                Some((now, transport))
+            });
         context.add_stream(changes);
         self.build(Vec::new(), context);
         self.probe(context);
         self.lag(context);
+        self.prune_later(context);
     }
 }
 
@@ -532,8 +581,8 @@ impl StreamHandler<Transport> for Supervisor {
             Transport::Blocked(reason) => format!("the broker asks to wait: {reason}"),
             Transport::Down(reason) => reason,
         };
-        if !self.ending && self.breaker.open(&reason, Instant::now()) {
-            self.opened(context);
+        if !self.ending && self.circuits.transport_failed(&reason, Instant::now()) {
+            self.opened(&Circuit::Connection, context);
         }
     }
 
@@ -556,8 +605,14 @@ impl Handler<Trouble> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, trouble: Trouble, context: &mut Self::Context) {
-        if self.breaker.failed(&trouble.message, Instant::now()) {
-            self.opened(context);
+        let Trouble {
+            blame,
+            destination,
+            error,
+        } = trouble;
+        let now = Instant::now();
+        if let Some(opened) = self.circuits.failed(blame, &destination, &error, now) {
+            self.opened(&opened, context);
         }
     }
 }
@@ -565,8 +620,8 @@ impl Handler<Trouble> for Supervisor {
 impl Handler<Flowing> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, _: Flowing, _: &mut Self::Context) {
-        self.breaker.confirmed();
+    fn handle(&mut self, flowing: Flowing, _: &mut Self::Context) {
+        self.circuits.confirmed(&flowing.destinations);
     }
 }
 
@@ -575,6 +630,32 @@ impl Handler<Idle> for Supervisor {
 
     fn handle(&mut self, _: Idle, context: &mut Self::Context) {
         self.drain(context);
+    }
+}
+
+impl Handler<Died> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, died: Died, context: &mut Self::Context) {
+        self.died(died, context);
+    }
+}
+
+impl Handler<Nudge> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, _: Nudge, _: &mut Self::Context) {
+        if let Some(generation) = &self.generation {
+            generation.claimer.try_send(Wake { peers: false }).ok();
+        }
+    }
+}
+
+impl Handler<Watch> for Supervisor {
+    type Result = Outcomes;
+
+    fn handle(&mut self, _: Watch, _: &mut Self::Context) -> Outcomes {
+        self.plan.outcomes.clone()
     }
 }
 
@@ -590,19 +671,32 @@ impl Handler<Observe> for Supervisor {
     type Result = ResponseFuture<View>;
 
     fn handle(&mut self, _: Observe, _: &mut Self::Context) -> Self::Result {
-        let count = |total: &std::sync::atomic::AtomicU64| total.load(Ordering::Relaxed);
+        let totals = &self.plan.totals;
+        let not_delivering = match self.circuits.delivering() {
+            Delivering::Yes => None,
+            Delivering::Unknown => Some("not asked yet".to_owned()),
+            Delivering::No(reason) => Some(reason),
+        };
+        let connected = self.circuits.connection().state() == &State::Closed;
+        let delivers = not_delivering.is_none();
         let mut view = View {
-            breaker: match self.breaker.state() {
-                State::Closed => "closed",
-                State::HalfOpen => "half-open",
-                State::Open { .. } => "open",
-            },
-            breaker_reason: self.breaker.reason().map(str::to_owned),
-            listener_trouble: self.hearing.borrow().as_ref().err().cloned(),
-            published: count(&self.totals.published),
-            failed: count(&self.totals.failed),
-            dead_lettered: count(&self.totals.dead),
-            handed_back: count(&self.totals.handed_back),
+            breaker: state_name(self.circuits.connection().state()),
+            breaker_reason: not_delivering,
+            destinations_down: self
+                .circuits
+                .destinations_down()
+                .map(|(name, state, error)| DestinationView {
+                    name: name.to_string(),
+                    breaker: state_name(state),
+                    reason: error.message.clone(),
+                })
+                .collect(),
+            listener_trouble: self.plan.hearing.borrow().as_ref().err().cloned(),
+            published: count(&totals.published),
+            failed: count(&totals.failed),
+            dead_lettered: count(&totals.dead),
+            handed_back: count(&totals.handed_back),
+            waited: count(&totals.waited),
             restarts: self.restarts,
             ..View::default()
         };
@@ -617,7 +711,8 @@ impl Handler<Observe> for Supervisor {
             }
             let checks = [
                 (ending, "stopping"),
-                (view.breaker != "closed", "broker"),
+                (!connected, "broker"),
+                (connected && !delivers, "destination"),
                 (
                     view.claimer.token.is_none() || view.claimer.trouble.is_some(),
                     "database",
@@ -637,7 +732,12 @@ impl Handler<Observe> for Supervisor {
 mod tests {
     use super::*;
     use crate::config::DatabaseConfig;
+    use crate::relay::claimer::Claimer;
+    use crate::relay::listener::Listener;
+    use crate::relay::marker::Marker;
+    use crate::relay::publisher::Publisher;
     use crate::sink::null::NullSink;
+    use tokio::time::timeout;
 
     /// Makes one actor of the present generation panic.
     #[derive(Message)]
@@ -693,8 +793,8 @@ mod tests {
         let (ended, end) = oneshot::channel();
         let sink = Arc::new(NullSink::new());
         let supervisor =
-            Supervisor::new(store, Arc::new(config), "test".into(), false, sink, ended).start();
-        (supervisor, end)
+            Supervisor::new(store, Arc::new(config), "test".into(), false, sink, ended).unwrap();
+        (supervisor.start(), end)
     }
 
     async fn restarts(supervisor: &Addr<Supervisor>) -> u64 {

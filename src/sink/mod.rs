@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::event::{ClaimToken, EventId, OutboxEvent};
 use crate::relay::failure::Cause;
+use crate::route::{Address, Route};
 
 pub mod null;
 pub mod rabbitmq;
@@ -18,6 +19,19 @@ pub struct Delivery {
     pub event: Arc<OutboxEvent>,
     /// The claim it was taken under.
     pub token: Arc<ClaimToken>,
+    /// Where to.
+    pub address: Address,
+    /// What its route says of failures.
+    pub route: Arc<Route>,
+    /// It is a copy of an event that is being given up, with the reason: goes to where dead letters go.
+    pub letter: Option<Arc<SinkError>>,
+}
+
+impl Delivery {
+    /// Is it a copy of an event that is being given up?
+    pub fn is_letter(&self) -> bool {
+        self.letter.is_some()
+    }
 }
 
 /// What became of one [`Delivery`].
@@ -111,9 +125,13 @@ pub trait Sink: Send + Sync + 'static {
     /// Name for metrics and logs, for example `rabbitmq`.
     fn name(&self) -> &'static str;
 
-    /// Connects if needed and asks whether the destination takes events: the relay's guard at
+    /// Connects if needed and asks whether the broker takes events at all: the relay's guard at
     /// start and the half-open breaker's question.
     async fn probe(&self) -> Result<(), SinkError>;
+
+    /// Asks whether this destination takes events: that it exists, and that what is sent there
+    /// goes somewhere, as far as the broker tells. The question of the destination's own breaker.
+    async fn probe_destination(&self, destination: &str) -> Result<(), SinkError>;
 
     /// Serves one partition until its deliveries are closed and everything sent is settled.
     async fn run_lane(&self, lane: Lane);

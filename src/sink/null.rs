@@ -52,6 +52,10 @@ impl Sink for NullSink {
         Ok(())
     }
 
+    async fn probe_destination(&self, _: &str) -> Result<(), SinkError> {
+        Ok(())
+    }
+
     async fn run_lane(&self, mut lane: Lane) {
         let mut deliveries = Vec::with_capacity(BATCH);
         while lane.deliveries.recv_many(&mut deliveries, BATCH).await > 0 {
@@ -73,31 +77,15 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use bytes::Bytes;
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::event::{AggregateKey, ClaimToken, EventId, OutboxEvent};
+    use crate::event::{ClaimToken, EventId, OutboxEvent};
+    use crate::route::Router;
 
     fn delivery(id: i64, token: &Arc<ClaimToken>) -> Delivery {
-        let event = OutboxEvent {
-            id: EventId(id),
-            key: AggregateKey::new("order", "1"),
-            bucket: 0,
-            event_type: "OrderPlaced".into(),
-            payload: Bytes::new(),
-            headers: None,
-            correlation_id: None,
-            event_id: None,
-            created_at: None,
-            age: None,
-            loaded: std::time::Instant::now(),
-            attempts: 0,
-        };
-        Delivery {
-            event: Arc::new(event),
-            token: token.clone(),
-        }
+        let event = OutboxEvent::sample(id, ("order", "1"), "OrderPlaced");
+        Router::new(&[], "events").unwrap().deliver(event, token)
     }
 
     #[tokio::test]

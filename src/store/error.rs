@@ -48,6 +48,15 @@ impl StoreError {
         matches!(self, Self::Refused { code, .. } if code == "55P03")
     }
 
+    /// Did the statement take longer than it may?
+    pub fn is_timeout(&self) -> bool {
+        match self {
+            Self::TimedOut => true,
+            Self::Refused { code, .. } => code == "57014",
+            _ => false,
+        }
+    }
+
     /// Is it about what one row holds, rather than about the server or the connection?
     pub fn is_about_data(&self) -> bool {
         // 22: data exception, 54: a limit exceeded, for example a text over 1 GB.

@@ -14,15 +14,29 @@ const MOST_COUNTED: i32 = 10_000;
 pub struct Lag {
     /// Unpublished events, at most [`Lag::counted_to`].
     pub pending: i64,
-    /// Dead events that hold back their aggregate, at most [`Lag::counted_to`].
+    /// Dead events, at most [`Lag::counted_to`].
     pub dead: i64,
     /// Where counting stopped: a count of this number means "or more".
     pub counted_to: i64,
-    /// The oldest unpublished event.
+    /// The unpublished event that has been due for longest.
     pub oldest: Option<OldestEvent>,
+    /// Does the database say that the outbox lags? Changed by whoever tells the people.
+    #[serde(skip)]
+    pub was_lagging: bool,
+    /// Subjects of alerts that are raised.
+    #[serde(skip)]
+    pub raised: Vec<String>,
 }
 
-/// The oldest unpublished event, and what it waits for.
+impl Lag {
+    /// For how long the oldest event has been due; zero when none is.
+    pub fn age(&self) -> Duration {
+        let seconds = self.oldest.as_ref().and_then(|oldest| oldest.age_seconds);
+        Duration::try_from_secs_f64(seconds.unwrap_or(0.0)).unwrap_or_default()
+    }
+}
+
+/// The unpublished event that has been due for longest, and what it waits for.
 #[derive(Clone, Debug, Serialize)]
 pub struct OldestEvent {
     /// Outbox id.
@@ -37,8 +51,10 @@ pub struct OldestEvent {
     pub attempts: i32,
     /// Why the last one failed.
     pub last_error: Option<String>,
-    /// Seconds since it was written; none for an infinite `created_at`.
+    /// Seconds since it was due; zero while it is not, none for an infinite timestamp.
     pub age_seconds: Option<f64>,
+    /// The dead event that holds it back, if one does.
+    pub behind_dead: Option<i64>,
     /// One sentence: what it waits for.
     pub waits_for: String,
 }
@@ -79,7 +95,10 @@ impl Store {
             event_type: row.get("event_type"),
             attempts: row.get("attempts"),
             last_error: row.get("last_error"),
-            age_seconds: row.get("age_seconds"),
+            age_seconds: row
+                .get::<_, Option<f64>>("age_seconds")
+                .map(|seconds| seconds.max(0.0)),
+            behind_dead: row.get("behind_dead"),
             waits_for: waits_for(row),
         });
         Ok(Lag {
@@ -87,7 +106,42 @@ impl Store {
             dead: row.get("dead"),
             counted_to: i64::from(MOST_COUNTED),
             oldest,
+            was_lagging: row.get::<_, Option<bool>>("was_lagging").unwrap_or(false),
+            raised: row.get("raised"),
         })
+    }
+
+    /// The outbox began or ceased to lag. True for the one caller who changed that, and who tells the
+    /// people.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses.
+    pub async fn lag_changed(&self, lagging: bool) -> Result<bool, StoreError> {
+        let rows = self.query(&self.queries.lag_change, &[&lagging]).await?;
+        Ok(!rows.is_empty())
+    }
+
+    /// Raises an alert. True for the one caller who did, and who tells the people.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses.
+    pub async fn raise(&self, subject: &str, replica: &str) -> Result<bool, StoreError> {
+        let rows = self
+            .query(&self.queries.alert_raise, &[&subject, &replica])
+            .await?;
+        Ok(!rows.is_empty())
+    }
+
+    /// Clears an alert, unless a replica still cannot publish. Answers the one caller who did how
+    /// long it had stood.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses.
+    pub async fn clear(&self, subject: &str) -> Result<Option<Duration>, StoreError> {
+        let rows = self.query(&self.queries.alert_clear, &[&subject]).await?;
+        Ok(rows
+            .first()
+            .map(|row| Duration::try_from_secs_f64(row.get(0)).unwrap_or_default()))
     }
 
     /// Who holds what.
@@ -125,18 +179,27 @@ fn waits_for(row: &tokio_postgres::Row) -> String {
     if due_in.is_infinite() {
         return "its next_attempt_at is infinite: it is never due".to_owned();
     }
+    let failed_before: Option<&str> = row.get("last_error");
     if due_in > 0.0 {
         let wait =
             humantime::format_duration(Duration::from_secs(due_in.ceil().clamp(1.0, 1e12) as u64));
-        return if attempts > 0 {
-            format!("it failed {attempts} time(s) and is tried again in {wait}")
-        } else {
-            format!("it is scheduled, due in {wait}")
+        return match (attempts, failed_before) {
+            (1.., _) => format!("it failed {attempts} time(s) and is tried again in {wait}"),
+            (_, Some(_)) => format!("it waits for its destination and is tried again in {wait}"),
+            (_, None) => format!("it is scheduled, due in {wait}"),
         };
     }
-    if attempts > 0 {
-        format!("it failed {attempts} time(s) and is due again")
-    } else {
-        "it has not been tried yet: the relay is not keeping up or not running".to_owned()
+    let (live, ready): (i32, i32) = (row.get("live"), row.get("ready"));
+    if live == 0 {
+        return "no relay is running".to_owned();
+    }
+    if ready == 0 {
+        return "no relay can publish at present: `bellwire check` and the relays' logs say why"
+            .to_owned();
+    }
+    match (attempts, failed_before) {
+        (1.., _) => format!("it failed {attempts} time(s) and is due again"),
+        (_, Some(_)) => "it waited for its destination and is due again".to_owned(),
+        (_, None) => "it has not been tried yet: the relay is not keeping up".to_owned(),
     }
 }

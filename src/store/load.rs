@@ -33,12 +33,13 @@ impl Store {
                 id: claimed.id,
                 key: claimed.key.clone(),
                 bucket: claimed.bucket,
-                event_type: row.get(1),
+                event_type: row.get::<_, &str>(1).into(),
                 payload: Bytes::from(row.get::<_, String>(2)),
                 headers: row.get(3),
                 correlation_id: row.get(4),
                 event_id: row.get(5),
                 attempts: row.get(6),
+                replayed: row.get(9),
                 created_at: created_at
                     .filter(|seconds| *seconds >= 0.0)
                     .map(whole_seconds),

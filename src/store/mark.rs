@@ -18,7 +18,9 @@ pub struct Failure {
     pub max_attempts: Option<u32>,
     /// Wait after the first failed attempt.
     pub backoff: Duration,
-    /// Class and reason; shortened to 1,000 characters by the statement.
+    /// It merely waits, for this long: no attempt is counted.
+    pub wait: Option<Duration>,
+    /// Class and reason; cleaned and shortened to 1,000 characters.
     pub error: String,
     /// Does it hold back its aggregate once dead?
     pub holds: bool,
@@ -33,6 +35,24 @@ pub struct Failed {
     pub dead: bool,
     /// Until the next attempt, if there is one.
     pub wait: Duration,
+}
+
+/// Longest `last_error`.
+const MOST_ERROR_CHARACTERS: usize = 1000;
+
+/// A broker's text as one line that PostgreSQL's text and every terminal take.
+fn clean(error: &str) -> String {
+    error
+        .chars()
+        .take(MOST_ERROR_CHARACTERS)
+        .map(|character| {
+            if character.is_control() {
+                ' '
+            } else {
+                character
+            }
+        })
+        .collect()
 }
 
 impl Store {
@@ -60,8 +80,8 @@ impl Store {
         let max_attempts = failure
             .max_attempts
             .map(|most| i32::try_from(most).unwrap_or(i32::MAX));
-        // PostgreSQL's text takes every character but NUL.
-        let error = failure.error.replace('\0', "");
+        let error = clean(&failure.error);
+        let wait = failure.wait.map(|wait| wait.as_secs_f64());
         let rows = self
             .query(
                 &self.queries.mark_failed,
@@ -74,6 +94,7 @@ impl Store {
                     &failure.backoff.as_secs_f64(),
                     &error,
                     &failure.holds,
+                    &wait,
                 ],
             )
             .await?;
@@ -112,5 +133,17 @@ impl Store {
             .query(&self.queries.still_claimed, &[&ids, &token])
             .await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_line_cut_at_a_character() {
+        assert_eq!(clean("a\0b\nc\u{1b}[31md"), "a b c [31md");
+        let long = clean(&"ü".repeat(2000));
+        assert_eq!(long, "ü".repeat(MOST_ERROR_CHARACTERS));
     }
 }

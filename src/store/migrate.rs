@@ -16,10 +16,16 @@ use super::shape::{Found, check_adoptable};
 use super::{MIGRATE_LOCK_CLASS, Names, Store, StoreError};
 
 /// The numbered migrations. Never edited once released.
-const MIGRATIONS: &[(&str, &str)] = &[(
-    "V1__outbox",
-    include_str!("../../sql/migrations/0001_outbox.sql"),
-)];
+const MIGRATIONS: &[(&str, &str)] = &[
+    (
+        "V1__outbox",
+        include_str!("../../sql/migrations/0001_outbox.sql"),
+    ),
+    (
+        "V2__alert",
+        include_str!("../../sql/migrations/0002_alert.sql"),
+    ),
+];
 
 /// Name (after the table's) and text of each index.
 pub(super) const INDEXES: &[(&str, &str)] = &[
@@ -34,14 +40,18 @@ pub(super) const INDEXES: &[(&str, &str)] = &[
     ),
     ("due", include_str!("../../sql/indexes/outbox_due.sql")),
     (
-        "oldest",
-        include_str!("../../sql/indexes/outbox_oldest.sql"),
+        "waiting",
+        include_str!("../../sql/indexes/outbox_waiting.sql"),
     ),
+    ("dead", include_str!("../../sql/indexes/outbox_dead.sql")),
     (
         "published",
         include_str!("../../sql/indexes/outbox_published.sql"),
     ),
 ];
+
+/// Indexes of older versions that nothing uses any more.
+const OBSOLETE_INDEXES: &[&str] = &["oldest"];
 
 /// An INSERT that queues behind our DDL waits no longer than this.
 const DDL_LOCK_TIMEOUT: &str = "SET lock_timeout = '900ms'; SET statement_timeout = 0";
@@ -213,6 +223,14 @@ impl Store {
         }
     }
 
+    async fn drop_index(&self, client: &Client, suffix: &str) -> Result<(), StoreError> {
+        let index = self.names.qualified(&format!("_{suffix}"));
+        client
+            .batch_execute(&format!("DROP INDEX CONCURRENTLY IF EXISTS {index}"))
+            .await?;
+        Ok(())
+    }
+
     async fn build_indexes(
         &self,
         client: &Client,
@@ -225,18 +243,19 @@ impl Store {
                 Some("valid") => continue,
                 Some(_) => {
                     // A concurrent build that was interrupted leaves an invalid index behind.
-                    client
-                        .batch_execute(&format!(
-                            "DROP INDEX CONCURRENTLY IF EXISTS {}",
-                            self.names.qualified(&format!("_{suffix}"))
-                        ))
-                        .await?;
+                    self.drop_index(client, suffix).await?;
                 }
                 None => {}
             }
             tracing::info!(index = name, "building index");
             client.batch_execute(&self.names.render(sql)).await?;
             built.push(name);
+        }
+        for suffix in OBSOLETE_INDEXES {
+            let name = format!("{}_{suffix}", self.names.table);
+            if found.indexes.contains_key(&name) {
+                self.drop_index(client, suffix).await?;
+            }
         }
         Ok(built)
     }

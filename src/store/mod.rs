@@ -34,27 +34,34 @@ use crate::config::{DatabaseConfig, Secret};
 
 mod claim;
 mod connect;
+mod dead;
 mod error;
 mod lag;
 mod load;
 mod mark;
 mod migrate;
 mod ownership;
+mod prune;
 mod shape;
 
 pub use claim::{ClaimAnswer, ClaimRequest, ClaimedRow, Visit};
 pub use connect::{Connector, Notifications};
+pub use dead::{Change, DeadEvent, DeadFilter, EventDetails, MOST_HELD_BACK};
 pub use error::StoreError;
 pub use lag::{Lag, OldestEvent, ReplicaStatus};
 pub use mark::{Failed, Failure};
 pub use migrate::Migrated;
 pub use ownership::{Session, Takeover, Tended};
+pub use prune::Pruned;
 
 /// First number of all our two-number advisory locks on tokens ("bwir"). The second is the token.
 const TOKEN_LOCK_CLASS: i32 = 0x6277_6972;
 /// First number of the advisory lock that keeps migrations apart ("bwmi"). The second is a hash of
 /// the table's name, since the table may not exist yet.
 const MIGRATE_LOCK_CLASS: i32 = 0x6277_6d69;
+
+/// First number of the advisory lock that keeps prunings apart ("bwpr"). The second is the table's oid.
+const PRUNE_LOCK_CLASS: i32 = 0x6277_7072;
 
 /// A statement that takes longer is in trouble: claims and marks take milliseconds.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -121,7 +128,8 @@ impl Names {
     }
 
     /// Fills `{{outbox…}}` (qualified), `{{name:outbox…}}` (unqualified), `{{schema}}`,
-    /// `{{channel}}` (a literal) into a SQL text of ours.
+    /// `{{channel}}` (a literal), `{{dead_filter}}` (the condition that several texts share) into a
+    /// SQL text of ours.
     ///
     /// # Panics
     /// On an unknown placeholder: the texts are compiled in, so a test of each finds it.
@@ -141,6 +149,8 @@ impl Names {
                 rendered.push_str(&self.qualified(suffix));
             } else if placeholder == "schema" {
                 rendered.push_str(&quote_identifier(&self.schema));
+            } else if placeholder == "dead_filter" {
+                rendered.push_str(include_str!("../../sql/queries/dead_filter.sql").trim());
             } else if placeholder == "channel" {
                 rendered.push_str(&quote_literal(&self.channel));
             } else if placeholder == "statement_timeout_ms" {
@@ -172,8 +182,9 @@ macro_rules! queries {
 }
 
 queries! {
-    bucket_acquire, bucket_give_up, claim, claim_buckets, lag, load, mark_failed, mark_published,
-    release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring,
+    alert_clear, alert_raise, bucket_acquire, bucket_give_up, claim, claim_buckets, dead_count,
+    dead_discard, dead_list, dead_replay, dead_show, lag, lag_change, load, mark_failed,
+    mark_published, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring,
     still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows,
 }
 

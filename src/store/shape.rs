@@ -31,7 +31,7 @@ const COLUMNS: &[(&str, &[&str])] = &[
 /// Columns that a table of the base shape must have before it can be adopted.
 const ADDED_COLUMNS: &[&str] = &["event_id", "correlation_id", "headers", "holds"];
 
-const SIDE_OBJECTS: &[&str] = &["_bucket", "_replica", "_relay_state", "_token"];
+const SIDE_OBJECTS: &[&str] = &["_alert", "_bucket", "_replica", "_relay_state", "_token"];
 
 /// What was found in the database, by kind.
 #[derive(Debug, Default)]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use bellwire::event::{AggregateKey, ClaimToken, EventId, OutboxEvent};
 use bellwire::relay::failure::{Cause, Outcome, decide};
+use bellwire::route::Router;
 use bellwire::sink::{Delivery, Lane, Settlement, Sink, Transport};
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -84,6 +85,11 @@ impl Subject {
             deliver: Some(deliver),
             settlements,
             task,
+            destination: self
+                .place
+                .as_ref()
+                .map_or("events", |world| &world.exchange)
+                .into(),
             out: HashSet::new(),
         }
     }
@@ -116,6 +122,8 @@ struct OpenLane {
     deliver: Option<mpsc::Sender<Delivery>>,
     settlements: mpsc::UnboundedReceiver<Vec<Settlement>>,
     task: JoinHandle<()>,
+    /// Where its deliveries go.
+    destination: Arc<str>,
     /// Delivered and not settled.
     out: HashSet<i64>,
 }
@@ -138,7 +146,8 @@ impl OpenLane {
         settled
     }
 
-    async fn send(&mut self, delivery: Delivery) {
+    async fn send(&mut self, mut delivery: Delivery) {
+        delivery.address.destination = self.destination.clone();
         assert!(self.out.insert(delivery.event.id.0));
         self.deliver
             .as_ref()
@@ -214,14 +223,14 @@ fn event(id: i64) -> OutboxEvent {
         age: None,
         loaded: Instant::now(),
         attempts: 0,
+        replayed: false,
     }
 }
 
 fn delivery(id: i64, token: &Arc<ClaimToken>) -> Delivery {
-    Delivery {
-        event: Arc::new(event(id)),
-        token: token.clone(),
-    }
+    Router::new(&[], "events")
+        .unwrap()
+        .deliver(event(id), token)
 }
 
 fn assert_published(settled: &[Settlement], count: usize) {
@@ -240,7 +249,7 @@ fn assert_handed_back(settled: &[Settlement]) {
             .result
             .as_ref()
             .expect_err("it cannot have been confirmed");
-        assert_eq!(decide(&error.cause).0, Outcome::HandBack, "{error}");
+        assert_eq!(decide(error.cause).0, Outcome::HandBack, "{error}");
     }
 }
 
@@ -337,19 +346,15 @@ async fn an_event_that_cannot_be_sent_harms_no_other(mut subject: Subject) {
     let mut lane = subject.lane();
     let token = token();
     let mut illegal = event(10);
-    illegal.event_type = "x".repeat(300);
+    illegal.event_type = "x".repeat(300).into();
     let mut undecodable = event(20);
     undecodable.headers = Some(format!("[\"{MARKER}\"]"));
     let mut odd = vec![illegal, undecodable];
     for id in 1..=30 {
         match odd.iter().position(|event| event.id.0 == id) {
             Some(place) => {
-                let event = Arc::new(odd.remove(place));
-                lane.send(Delivery {
-                    event,
-                    token: token.clone(),
-                })
-                .await;
+                let router = Router::new(&[], "events").unwrap();
+                lane.send(router.deliver(odd.remove(place), &token)).await;
             }
             None => lane.send(delivery(id, &token)).await,
         }
@@ -360,7 +365,7 @@ async fn an_event_that_cannot_be_sent_harms_no_other(mut subject: Subject) {
             Ok(()) => good += 1,
             Err(error) => {
                 assert!([10, 20].contains(&settlement.id.0), "{error}");
-                assert_eq!(decide(&error.cause).0, Outcome::Dead, "{error}");
+                assert_eq!(decide(error.cause).0, Outcome::Dead, "{error}");
             }
         }
     }

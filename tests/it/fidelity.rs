@@ -501,7 +501,7 @@ async fn a_log_record_is_one_line_whatever_a_row_is_called() {
         .until("SELECT bool_and(status = 'dead') FROM outbox", SOON)
         .await;
     relay
-        .until_logged("id=1 aggregate=inv\\noice a\\r\\nb", SOON)
+        .until_logged("id=1 aggregate_type=inv\\noice aggregate_id=a\\r\\nb", SOON)
         .await;
     assert_one_line_a_record(&relay);
     assert!(!relay.log().contains('\u{1b}'), "{}", relay.log());

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use lapin::options::BasicPublishOptions;
-use lapin::types::ShortString;
 use lapin::{Channel, Confirmation};
 use tokio::time::Instant;
 
@@ -15,7 +14,7 @@ use super::in_flight::{InFlight, Pending, Ticket};
 use super::link::Link;
 use super::message::Message;
 use super::verdicts::{Return, Verdict, Verdicts};
-use crate::event::EventId;
+use crate::event::{EventId, OneLine};
 
 /// How long the end of a channel may take to reach its pending confirms, before the connection is
 /// ended for it.
@@ -23,9 +22,16 @@ const WIND_UP_PATIENCE: Duration = Duration::from_secs(1);
 
 type Outcome = lapin::Result<Confirmation>;
 
+/// An event that was sent, and the exchange it was sent to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Whose {
+    pub(super) id: EventId,
+    pub(super) exchange: Arc<str>,
+}
+
 /// A message in flight.
 pub(super) struct Sent {
-    pub(super) id: EventId,
+    pub(super) whose: Whose,
     pub(super) message_id: Arc<str>,
     pub(super) at: Instant,
 }
@@ -35,7 +41,7 @@ pub(super) struct Open {
     pub(super) link: Arc<Link>,
     pub(super) channel: Arc<Channel>,
     pub(super) in_flight: InFlight<Sent, Outcome>,
-    pub(super) verdicts: Verdicts<EventId>,
+    pub(super) verdicts: Verdicts<Whose>,
     /// Whose confirm was rejected.
     pub(super) failed: Vec<Sent>,
     /// The first error that tells why, else the first.
@@ -61,17 +67,11 @@ impl Open {
     }
 
     /// Sends a message. The channel must be usable; whatever comes of it is observed later.
-    pub(super) fn start(
-        &mut self,
-        sent: Sent,
-        exchange: ShortString,
-        message: Message,
-        body: Bytes,
-    ) {
+    pub(super) fn start(&mut self, sent: Sent, message: Message, body: Bytes) {
         let at = sent.at;
         self.verdicts.sent(sent.message_id.clone());
         self.link.sent();
-        let pending = publish(self.channel.clone(), exchange, message, body);
+        let pending = publish(self.channel.clone(), message, body);
         let ticket = self.in_flight.start(sent, pending);
         self.deadlines.push_back((at, ticket));
     }
@@ -115,10 +115,10 @@ impl Open {
                         message.reply_text,
                         message.exchange,
                         // A row's: one record must stay one line.
-                        message.routing_key.as_str().escape_debug()
+                        OneLine(message.routing_key.as_str())
                     ),
                 });
-                verdicts.confirmed(sent.id, sent.message_id, ack, carried);
+                verdicts.confirmed(sent.whose, sent.message_id, ack, carried);
             }
             Err(error) => {
                 failed.push(sent);
@@ -142,7 +142,7 @@ impl Open {
     }
 
     /// Observes until nothing is in flight, or patience ends: then false.
-    pub(super) async fn drain(&mut self, verdicts: &mut Vec<(EventId, Verdict)>) -> bool {
+    pub(super) async fn drain(&mut self, verdicts: &mut Vec<(Whose, Verdict)>) -> bool {
         let deadline = Instant::now() + WIND_UP_PATIENCE;
         loop {
             self.observe();
@@ -159,12 +159,7 @@ impl Open {
 }
 
 /// Hands the message to lapin when first polled, and ends with its confirm.
-fn publish(
-    channel: Arc<Channel>,
-    exchange: ShortString,
-    message: Message,
-    payload: Bytes,
-) -> Pending<Outcome> {
+fn publish(channel: Arc<Channel>, message: Message, payload: Bytes) -> Pending<Outcome> {
     let options = BasicPublishOptions {
         mandatory: true,
         immediate: false,
@@ -172,7 +167,7 @@ fn publish(
     Box::pin(async move {
         let confirm = channel
             .basic_publish(
-                exchange,
+                message.exchange,
                 message.routing_key,
                 options,
                 &payload,

@@ -15,7 +15,6 @@ pub(super) struct Place {
     /// `host:port`.
     pub(super) address: String,
     pub(super) vhost: String,
-    pub(super) exchange: String,
 }
 
 /// How many messages were unconfirmed when something was closed.
@@ -50,11 +49,17 @@ impl Place {
         )
     }
 
-    /// What an error says of each message that was unconfirmed on the channel it came from.
-    pub(super) fn closed(&self, error: &Error, unconfirmed: Unconfirmed) -> SinkError {
+    /// What an error says of a message to this exchange that was unconfirmed on the channel it came
+    /// from.
+    pub(super) fn closed(
+        &self,
+        error: &Error,
+        exchange: &str,
+        unconfirmed: Unconfirmed,
+    ) -> SinkError {
         match hard_or_soft(error) {
             Some((AMQPErrorKind::Soft(kind), text)) => {
-                self.channel_closed(kind, text, unconfirmed.on_channel)
+                self.channel_closed(kind, text, exchange, unconfirmed.on_channel)
             }
             Some((AMQPErrorKind::Hard(kind), text)) => {
                 self.connection_closed(kind, text, unconfirmed.on_connection)
@@ -63,19 +68,25 @@ impl Place {
         }
     }
 
-    fn channel_closed(&self, kind: &AMQPSoftError, text: &str, unconfirmed: usize) -> SinkError {
-        let Self {
-            vhost, exchange, ..
-        } = self;
+    fn channel_closed(
+        &self,
+        kind: &AMQPSoftError,
+        text: &str,
+        exchange: &str,
+        unconfirmed: usize,
+    ) -> SinkError {
+        let vhost = &self.vhost;
+        // Of several exchanges on a channel the broker names the one it means.
+        let meant = unconfirmed <= 1 || text.contains(&format!("'{exchange}'"));
         match kind {
-            AMQPSoftError::NOTFOUND => SinkError::new(
+            AMQPSoftError::NOTFOUND if meant => SinkError::new(
                 Cause::DestinationMissing,
                 format!(
                     "Exchange '{exchange}' does not exist in vhost '{vhost}': declare it and bind \
                      the consumer queues."
                 ),
             ),
-            AMQPSoftError::ACCESSREFUSED => SinkError::new(
+            AMQPSoftError::ACCESSREFUSED if meant => SinkError::new(
                 Cause::Forbidden,
                 format!("publishing to exchange '{exchange}' in vhost '{vhost}' refused: {text}"),
             ),
@@ -159,7 +170,6 @@ mod tests {
         Place {
             address: "mq:5672".into(),
             vhost: "shop".into(),
-            exchange: "events".into(),
         }
     }
 
@@ -167,6 +177,7 @@ mod tests {
         let error = AMQPError::from_id(code, text.into()).unwrap();
         place().closed(
             &ErrorKind::ProtocolError(error).into(),
+            "events",
             Unconfirmed {
                 on_channel,
                 on_connection,
@@ -183,6 +194,19 @@ mod tests {
             "Exchange 'events' does not exist in vhost 'shop': declare it and bind the consumer \
              queues."
         );
+    }
+
+    #[test]
+    fn a_missing_exchange_says_nothing_of_messages_to_another() {
+        for (code, text) in [
+            (404, "NOT_FOUND - no exchange 'billing' in vhost 'shop'"),
+            (
+                403,
+                "ACCESS_REFUSED - access to exchange 'billing' in vhost 'shop' refused",
+            ),
+        ] {
+            assert_eq!(closed(code, text, 3, 3).cause, Cause::Suspect);
+        }
     }
 
     #[test]
@@ -212,6 +236,7 @@ mod tests {
     fn transport_trouble_accuses_nobody() {
         let error = place().closed(
             &ErrorKind::MissingHeartbeatError.into(),
+            "events",
             Unconfirmed {
                 on_channel: 1,
                 on_connection: 1,

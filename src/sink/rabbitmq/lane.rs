@@ -12,11 +12,10 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
-use lapin::types::ShortString;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::channel::{Open, Sent};
+use super::channel::{Open, Sent, Whose};
 use super::connection::Connector;
 use super::fault::{Unconfirmed, tells_why};
 use super::link::Link;
@@ -32,7 +31,6 @@ const TURN: usize = 128;
 pub(super) struct Parts<'a> {
     pub(super) connector: &'a Connector,
     pub(super) composer: &'a Composer,
-    pub(super) exchange: ShortString,
     pub(super) confirm_timeout: Duration,
 }
 
@@ -49,7 +47,7 @@ pub(super) struct Run<'a> {
     open: Option<Open>,
     held: Option<Delivery>,
     settlements: Vec<Settlement>,
-    verdicts: Vec<(EventId, Verdict)>,
+    verdicts: Vec<(Whose, Verdict)>,
     timer: Pin<Box<Sleep>>,
     armed: bool,
 }
@@ -151,8 +149,13 @@ impl<'a> Run<'a> {
     }
 
     async fn send(&mut self, delivery: Delivery) -> Result<(), SinkError> {
-        let Delivery { event, token } = delivery;
-        let message = self.parts.composer.compose(&event)?;
+        let message = self.parts.composer.compose(&delivery)?;
+        let Delivery {
+            event,
+            token,
+            address,
+            ..
+        } = delivery;
         if self.open.is_none() {
             let link = self.parts.connector.link().await?;
             if link.is_blocked() {
@@ -179,17 +182,15 @@ impl<'a> Run<'a> {
             return Err(SinkError::new(Cause::Void, "the claim is void: not sent"));
         }
         let sent = Sent {
-            id: event.id,
+            whose: Whose {
+                id: event.id,
+                exchange: address.destination,
+            },
             message_id: message.message_id.clone(),
             at: Instant::now(),
         };
         let deadline = sent.at + self.parts.confirm_timeout;
-        open.start(
-            sent,
-            self.parts.exchange.clone(),
-            message,
-            event.payload.clone(),
-        );
+        open.start(sent, message, event.payload.clone());
         if !self.armed {
             self.armed = true;
             self.timer.as_mut().reset(deadline);
@@ -206,8 +207,7 @@ impl<'a> Run<'a> {
 
     fn settle_verdicts(&mut self) {
         let mut verdicts = std::mem::take(&mut self.verdicts);
-        for (id, verdict) in verdicts.drain(..) {
-            let exchange = &self.parts.exchange;
+        for (Whose { id, exchange }, verdict) in verdicts.drain(..) {
             let result = match verdict {
                 Verdict::Published => Ok(()),
                 Verdict::Returned(reason) => Err(SinkError::new(Cause::Unroutable, &*reason)),
@@ -298,10 +298,10 @@ impl<'a> Run<'a> {
             ..
         } = open;
         let mut doubtful = Vec::new();
-        for (id, verdict) in verdicts.end() {
+        for (whose, verdict) in verdicts.end() {
             match verdict {
-                Verdict::Doubtful => doubtful.push(id),
-                verdict => self.verdicts.push((id, verdict)),
+                Verdict::Doubtful => doubtful.push(whose),
+                verdict => self.verdicts.push((whose, verdict)),
             }
         }
         self.settle_verdicts();
@@ -314,27 +314,25 @@ impl<'a> Run<'a> {
         if link.is_up() {
             link.settled(failed.len());
         }
-        let error = match why {
-            Why::Fault => self.blame(&link, fault.as_ref(), unconfirmed),
-            Why::ConfirmTimeout => self.timeout_error(),
-            Why::StrayReturn => SinkError::new(
-                Cause::ConfirmTimeout,
-                "RabbitMQ returned a message without a known message id: no confirm of this \
-                 channel counts",
-            ),
+        for whose in failed.into_iter().map(|sent| sent.whose).chain(doubtful) {
+            let error = match why {
+                Why::Fault => self.blame(&link, fault.as_ref(), &whose.exchange, unconfirmed),
+                Why::ConfirmTimeout => self.timeout_error(),
+                Why::StrayReturn => SinkError::new(
+                    Cause::ConfirmTimeout,
+                    "RabbitMQ returned a message without a known message id: no confirm of this \
+                     channel counts",
+                ),
+            };
+            self.settle(whose.id, Err(error.after_sending()));
         }
-        .after_sending();
-        let ids = failed.iter().map(|sent| sent.id).chain(doubtful);
-        self.settlements.extend(ids.map(|id| Settlement {
-            id,
-            result: Err(error.clone()),
-        }));
     }
 
     fn blame(
         &self,
         link: &Link,
         fault: Option<&lapin::Error>,
+        exchange: &str,
         unconfirmed: Unconfirmed,
     ) -> SinkError {
         let place = &self.parts.connector.place;
@@ -343,7 +341,7 @@ impl<'a> Run<'a> {
         }
         let fault = fault.filter(|fault| tells_why(fault)).or(link.why());
         match fault {
-            Some(fault) => place.closed(fault, unconfirmed),
+            Some(fault) => place.closed(fault, exchange, unconfirmed),
             None => place.connection_lost("the channel ended for no known reason"),
         }
     }

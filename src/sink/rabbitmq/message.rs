@@ -15,9 +15,9 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde_json::value::RawValue;
 
 use crate::config::{MessageId, RabbitmqConfig};
-use crate::event::OutboxEvent;
+use crate::event::{OneLine, OutboxEvent};
 use crate::relay::failure::Cause;
-use crate::sink::SinkError;
+use crate::sink::{Delivery, SinkError};
 
 /// Survives a broker restart in a durable queue.
 const PERSISTENT: u8 = 2;
@@ -31,7 +31,9 @@ const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
 /// A message ready to be sent; its body is the event's payload.
 #[derive(Debug)]
 pub(super) struct Message {
-    /// `<aggregate_type>.<event_type>`.
+    /// The route's destination.
+    pub(super) exchange: ShortString,
+    /// The route's, `<aggregate_type>.<event_type>` unless it has one.
     pub(super) routing_key: ShortString,
     /// Everything but the body.
     pub(super) properties: BasicProperties,
@@ -57,7 +59,13 @@ struct OwnNames {
     aggregate_id: ShortString,
     attempt: ShortString,
     correlation_id: ShortString,
+    replayed: ShortString,
+    dead_cause: ShortString,
+    dead_error: ShortString,
 }
+
+/// Routing key of a copy of a dead event whose own cannot be one.
+const ODD_LETTER_KEY: &str = "dead";
 
 impl Composer {
     /// # Errors
@@ -72,41 +80,55 @@ impl Composer {
                 aggregate_id: "aggregate_id".into(),
                 attempt: "attempt".into(),
                 correlation_id: "correlation_id".into(),
+                replayed: "replayed".into(),
+                dead_cause: "dead_cause".into(),
+                dead_error: "dead_error".into(),
             },
         })
     }
 
     /// The message of an event, or why there can be none: the row's own permanent failure.
-    pub(super) fn compose(&self, event: &OutboxEvent) -> Result<Message, SinkError> {
+    pub(super) fn compose(&self, delivery: &Delivery) -> Result<Message, SinkError> {
+        let event = &*delivery.event;
+        let exchange = exchange(&delivery.address.destination)?;
         let message_id = self.message_id(event)?;
-        let mut key =
-            String::with_capacity(event.key.aggregate_type.len() + 1 + event.event_type.len());
-        key.push_str(&event.key.aggregate_type);
-        key.push('.');
-        key.push_str(&event.event_type);
-        let headers = self.headers(event)?;
+        let (headers, kind, routing_key) = match &delivery.letter {
+            None => (
+                self.headers(event)?,
+                short("event_type (AMQP type)", event.event_type.to_string())?,
+                routing_key(delivery)?,
+            ),
+            // Whatever the event is given up for, its copy should get through.
+            Some(reason) => (
+                self.letter_headers(event, reason),
+                short("", event.event_type.to_string()).unwrap_or_else(|_| ODD_LETTER_KEY.into()),
+                routing_key(delivery).unwrap_or_else(|_| ODD_LETTER_KEY.into()),
+            ),
+        };
         let headers_size = table_size(&headers);
+        let kind_size = kind.as_str().len();
         let mut properties = BasicProperties::default()
             .with_content_type(self.content_type.clone())
             .with_headers(headers)
             .with_delivery_mode(PERSISTENT)
             .with_message_id(short("message id", message_id.clone())?)
-            .with_type(short("event_type (AMQP type)", event.event_type.clone())?)
+            .with_type(kind)
             .with_app_id(self.source.clone());
         if let Some(seconds) = event.created_at {
             properties = properties.with_timestamp(seconds);
         }
-        let strings = [
-            self.content_type.as_str(),
-            &message_id,
-            &event.event_type,
-            self.source.as_str(),
+        let sizes = [
+            self.content_type.as_str().len(),
+            message_id.len(),
+            kind_size,
+            self.source.as_str().len(),
         ];
         Ok(Message {
-            routing_key: short("routing key <aggregate_type>.<event_type>", key)?,
+            exchange,
+            routing_key,
             header_frame: FRAME_OVERHEAD
                 + CONTENT_HEADER
-                + strings.iter().map(|text| 1 + text.len()).sum::<usize>()
+                + sizes.iter().map(|size| 1 + size).sum::<usize>()
                 + headers_size
                 + size_of_val(&PERSISTENT)
                 + event.created_at.map_or(0, |seconds| size_of_val(&seconds)),
@@ -134,6 +156,26 @@ impl Composer {
         if let Some(text) = event.headers.as_deref().filter(|text| *text != "null") {
             row_headers(text, &mut table)?;
         }
+        self.own_headers(event, &mut table);
+        Ok(table.into())
+    }
+
+    /// Of a copy of an event that is given up. Headers of the row's that cannot be carried are left
+    /// out: they may be what it is given up for.
+    fn letter_headers(&self, event: &OutboxEvent, reason: &SinkError) -> FieldTable {
+        let mut table = BTreeMap::new();
+        if let Some(text) = event.headers.as_deref()
+            && row_headers(text, &mut table).is_err()
+        {
+            table.clear();
+        }
+        self.own_headers(event, &mut table);
+        table.insert(self.names.dead_cause.clone(), long(reason.cause.class()));
+        table.insert(self.names.dead_error.clone(), long(&reason.message));
+        table.into()
+    }
+
+    fn own_headers(&self, event: &OutboxEvent, table: &mut BTreeMap<ShortString, AMQPValue>) {
         let names = &self.names;
         table.insert(
             names.aggregate_type.clone(),
@@ -144,8 +186,34 @@ impl Composer {
         if let Some(correlation_id) = &event.correlation_id {
             table.insert(names.correlation_id.clone(), long(correlation_id));
         }
-        Ok(table.into())
+        if event.replayed {
+            table.insert(names.replayed.clone(), AMQPValue::Boolean(true));
+        }
     }
+}
+
+fn exchange(destination: &str) -> Result<ShortString, SinkError> {
+    if destination.is_empty() {
+        // To AMQP that is the default exchange, which would take the routing key for a queue's name.
+        return Err(SinkError::new(
+            Cause::IllegalName,
+            "the route's destination is an empty name for this event",
+        ));
+    }
+    short("exchange that the route gives", destination.to_owned())
+}
+
+fn routing_key(delivery: &Delivery) -> Result<ShortString, SinkError> {
+    if let Some(key) = &delivery.address.key {
+        return short("routing key that the route gives", key.to_string());
+    }
+    let event = &delivery.event;
+    let mut key =
+        String::with_capacity(event.key.aggregate_type.len() + 1 + event.event_type.len());
+    key.push_str(&event.key.aggregate_type);
+    key.push('.');
+    key.push_str(&event.event_type);
+    short("routing key <aggregate_type>.<event_type>", key)
 }
 
 /// Adds the entries of the row's `headers`, a JSON object.
@@ -168,7 +236,7 @@ fn row_headers(text: &str, table: &mut BTreeMap<ShortString, AMQPValue>) -> Resu
                 Cause::Undecodable,
                 format!(
                     "header {} in column headers cannot be decoded",
-                    name.escape_debug()
+                    OneLine(&name)
                 ),
             )
         })?;
@@ -225,23 +293,21 @@ fn table_size(table: &FieldTable) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{AggregateKey, EventId};
+    use crate::event::{AggregateKey, ClaimToken};
+    use crate::route::Router;
 
     fn event() -> OutboxEvent {
         OutboxEvent {
-            id: EventId(42),
-            key: AggregateKey::new("order", "ORD-10492"),
-            bucket: 7,
-            event_type: "OrderPlaced".into(),
-            payload: bytes::Bytes::from_static(b"{\"a\" : 1}"),
-            headers: None,
-            correlation_id: None,
-            event_id: None,
             created_at: Some(1_700_000_000),
-            age: None,
-            loaded: std::time::Instant::now(),
             attempts: 2,
+            ..OutboxEvent::sample(42, ("order", "ORD-10492"), "OrderPlaced")
         }
+    }
+
+    fn delivery(event: &OutboxEvent) -> Delivery {
+        let token = Arc::new(ClaimToken::new(1, "t".into()));
+        let router = Router::new(&[], "domain-events").unwrap();
+        router.deliver(event.clone(), &token)
     }
 
     fn composer(message_id: MessageId) -> Composer {
@@ -254,7 +320,7 @@ mod tests {
     }
 
     fn compose(event: &OutboxEvent) -> Result<Message, SinkError> {
-        composer(MessageId::Id).compose(event)
+        composer(MessageId::Id).compose(&delivery(event))
     }
 
     fn header(message: &Message, name: &str) -> Option<AMQPValue> {
@@ -327,6 +393,41 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_of_a_dead_event_gets_through_whatever_the_event_died_of() {
+        let mut event = event();
+        event.headers = Some("{\"CC\": [\"elsewhere\"]}".into());
+        event.event_type = "x".repeat(300).into();
+        let mut delivery = delivery(&event);
+        let reason = composer(MessageId::Id).compose(&delivery).unwrap_err();
+        delivery.letter = Some(Arc::new(reason));
+        let message = composer(MessageId::Id).compose(&delivery).unwrap();
+        assert_eq!(message.routing_key.as_str(), "dead");
+        assert_eq!(&*message.message_id, "42");
+        assert_eq!(header(&message, "dead_cause"), Some(long("illegal_name")));
+        assert!(header(&message, "dead_error").is_some());
+        assert_eq!(header(&message, "CC"), None);
+        assert_eq!(message.header_frame, encoded(&message));
+    }
+
+    #[test]
+    fn an_event_that_comes_late_says_so() {
+        let mut event = event();
+        assert_eq!(header(&compose(&event).unwrap(), "replayed"), None);
+        event.replayed = true;
+        let message = compose(&event).unwrap();
+        assert_eq!(header(&message, "replayed"), Some(AMQPValue::Boolean(true)));
+        assert_eq!(message.header_frame, encoded(&message));
+    }
+
+    #[test]
+    fn the_default_exchange_is_never_meant() {
+        let mut delivery = delivery(&event());
+        delivery.address.destination = "".into();
+        let error = composer(MessageId::Id).compose(&delivery).unwrap_err();
+        assert_eq!(error.cause, Cause::IllegalName);
+    }
+
+    #[test]
     fn headers_that_are_no_object_are_undecodable() {
         for text in ["[]", "1", "\"a\"", "{\"a\":", ""] {
             let mut event = event();
@@ -342,7 +443,7 @@ mod tests {
         let mut key = event();
         key.key = AggregateKey::new(&long_name, "1");
         let mut kind = event();
-        kind.event_type = "a".repeat(256);
+        kind.event_type = "a".repeat(256).into();
         let mut name = event();
         name.headers = Some(format!("{{\"{long_name}\": 1}}"));
         let mut routing = event();
@@ -363,7 +464,7 @@ mod tests {
     fn empty_names_are_legal() {
         let mut event = event();
         event.key = AggregateKey::new("", "");
-        event.event_type = String::new();
+        event.event_type = "".into();
         assert_eq!(compose(&event).unwrap().routing_key.as_str(), ".");
     }
 
@@ -371,11 +472,14 @@ mod tests {
     fn a_missing_event_id_is_not_replaced_by_anything() {
         let by_uuid = composer(MessageId::EventId);
         let mut event = event();
-        let error = by_uuid.compose(&event).unwrap_err();
+        let error = by_uuid.compose(&delivery(&event)).unwrap_err();
         assert_eq!(error.cause, Cause::Undecodable);
         assert!(error.message.contains("event_id"));
         event.event_id = Some("0189".into());
-        assert_eq!(&*by_uuid.compose(&event).unwrap().message_id, "0189");
+        assert_eq!(
+            &*by_uuid.compose(&delivery(&event)).unwrap().message_id,
+            "0189"
+        );
     }
 
     #[test]

@@ -44,7 +44,6 @@ mod verdicts;
 pub struct RabbitmqSink {
     connector: Connector,
     composer: Composer,
-    exchange: ShortString,
     confirm_timeout: Duration,
     connect_timeout: Duration,
 }
@@ -65,13 +64,9 @@ impl RabbitmqSink {
         })?;
         // An error means that there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let exchange = ShortString::try_new(config.exchange.clone()).map_err(|_| {
-            SinkError::new(Cause::IllegalName, "rabbitmq.exchange has over 255 bytes")
-        })?;
         let place = Place {
             address: format!("{}:{}", uri.authority.host, uri.authority.port),
             vhost: uri.vhost.clone(),
-            exchange: config.exchange.clone(),
         };
         Ok(Arc::new(Self {
             composer: Composer::new(&config)?,
@@ -82,20 +77,26 @@ impl RabbitmqSink {
                 config.connect_timeout,
                 config.confirm_timeout,
             ),
-            exchange,
             confirm_timeout: config.confirm_timeout,
             connect_timeout: config.connect_timeout,
         }))
     }
 
     /// A passive declaration: asks, and creates nothing.
-    async fn find_exchange(&self, link: &Link, channel: &Channel) -> Result<(), SinkError> {
-        // The default exchange always exists, and may not be declared.
-        if self.exchange.as_str().is_empty() {
-            return Ok(());
-        }
+    async fn find_exchange(
+        &self,
+        link: &Link,
+        channel: &Channel,
+        exchange: &str,
+    ) -> Result<(), SinkError> {
+        let name = ShortString::try_new(exchange.to_owned()).map_err(|_| {
+            SinkError::new(
+                Cause::IllegalName,
+                format!("exchange name '{exchange}' has over 255 bytes"),
+            )
+        })?;
         let declare = channel.exchange_declare(
-            self.exchange.clone(),
+            name,
             // Not looked at in a passive declaration.
             ExchangeKind::Topic,
             ExchangeDeclareOptions {
@@ -112,7 +113,7 @@ impl RabbitmqSink {
                     on_channel: 0,
                     on_connection: 0,
                 };
-                Err(place.closed(link.why().unwrap_or(&error), nobody))
+                Err(place.closed(link.why().unwrap_or(&error), exchange, nobody))
             }
             Err(_) if link.is_blocked() => Err(link.blocked_error()),
             Err(_) => {
@@ -130,15 +131,25 @@ impl Sink for RabbitmqSink {
         "rabbitmq"
     }
 
-    /// On a channel of its own, since a missing exchange closes it.
     async fn probe(&self) -> Result<(), SinkError> {
         let link = self.connector.link().await?;
         if link.is_blocked() {
             return Err(link.blocked_error());
         }
         let channel = link.open_channel().await?;
-        self.find_exchange(&link, &channel).await?;
         link.try_canary(&channel).await?;
+        link.close_channel(&channel).await;
+        Ok(())
+    }
+
+    /// On a channel of its own, since a missing exchange closes it.
+    async fn probe_destination(&self, destination: &str) -> Result<(), SinkError> {
+        let link = self.connector.link().await?;
+        if link.is_blocked() {
+            return Err(link.blocked_error());
+        }
+        let channel = link.open_channel().await?;
+        self.find_exchange(&link, &channel, destination).await?;
         link.close_channel(&channel).await;
         Ok(())
     }
@@ -147,7 +158,6 @@ impl Sink for RabbitmqSink {
         let parts = lane::Parts {
             connector: &self.connector,
             composer: &self.composer,
-            exchange: self.exchange.clone(),
             confirm_timeout: self.confirm_timeout,
         };
         lane::Run::new(parts).serve(lane).await;

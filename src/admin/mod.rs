@@ -1,18 +1,24 @@
-//! The admin port: `/metrics`, `/healthz`, `/readyz`, `/status`.
+//! The admin port: `/metrics`, `/healthz`, `/readyz`, `/status`, `/tail`; `/wake` behind its key; dead
+//! letters behind the token.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use actix::Addr;
 use actix_web::dev::{Server, ServerHandle};
-use actix_web::web::{Data, get};
-use actix_web::{App, HttpResponse, HttpServer};
+use actix_web::http::header::AUTHORIZATION;
+use actix_web::web::{Data, Path, get, post};
+use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
 use tokio::time::timeout;
 
-use crate::relay::supervisor::{self, Supervisor};
-use crate::store::{Lag, ReplicaStatus, Store};
+use crate::config::{AdminConfig, Secret};
+use crate::relay::supervisor::{self, Nudge, Supervisor};
+use crate::store::{Lag, ReplicaStatus, Store, StoreError};
+
+mod dead;
+mod tail;
 
 /// A supervisor or database that answers later than this is in trouble.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -32,6 +38,50 @@ struct Sources {
     supervisor: Addr<Supervisor>,
     store: Store,
     metrics: PrometheusHandle,
+    token: Option<Secret>,
+    wake_key: Option<Secret>,
+}
+
+impl Sources {
+    /// Why a request for a dead letter operation is refused, if it is.
+    fn refuses(&self, request: &HttpRequest) -> Option<HttpResponse> {
+        refuses(self.token.as_ref(), "admin.token", bearer(request))
+    }
+}
+
+/// Refuses without a configured secret, and without the right one.
+fn refuses(secret: Option<&Secret>, key: &str, given: Option<&str>) -> Option<HttpResponse> {
+    let Some(secret) = secret else {
+        return Some(
+            HttpResponse::Forbidden().body(format!("not open: {key} is not configured\n")),
+        );
+    };
+    let right = given.is_some_and(|given| secret.is(given));
+    (!right).then(|| {
+        HttpResponse::Unauthorized()
+            .insert_header(("WWW-Authenticate", "Bearer"))
+            .body("give the right key as `Authorization: Bearer ...`\n")
+    })
+}
+
+fn bearer(request: &HttpRequest) -> Option<&str> {
+    let (scheme, given) = request
+        .headers()
+        .get(AUTHORIZATION)?
+        .to_str()
+        .ok()?
+        .split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then(|| given.trim_start())
+}
+
+fn refused(reason: &str) -> HttpResponse {
+    HttpResponse::BadRequest().body(format!("{reason}\n"))
+}
+
+fn unavailable(error: &StoreError) -> HttpResponse {
+    HttpResponse::ServiceUnavailable().body(format!("{error}\n"))
 }
 
 /// What `/status` answers.
@@ -62,11 +112,14 @@ pub fn serve(
     supervisor: Addr<Supervisor>,
     store: Store,
     metrics: PrometheusHandle,
+    config: &AdminConfig,
 ) -> std::io::Result<(Server, ServerHandle)> {
     let sources = Sources {
         supervisor,
         store,
         metrics,
+        token: config.token.clone(),
+        wake_key: config.wake_key.clone(),
     };
     let server = HttpServer::new(move || {
         App::new()
@@ -75,6 +128,13 @@ pub fn serve(
             .route("/healthz", get().to(healthz))
             .route("/readyz", get().to(readyz))
             .route("/status", get().to(status))
+            .route("/tail", get().to(tail::tail))
+            .route("/wake", post().to(wake))
+            .route("/wake/{key}", post().to(wake_by_path))
+            .route("/dead", get().to(dead::list))
+            .route("/dead/replay", post().to(dead::replay))
+            .route("/dead/discard", post().to(dead::discard))
+            .route("/dead/{id}", get().to(dead::show))
     })
     .workers(1)
     .disable_signals()
@@ -138,4 +198,23 @@ async fn status(sources: Data<Sources>) -> HttpResponse {
         lag: lag.ok().and_then(Result::ok),
         replicas: replicas.ok().and_then(Result::ok).unwrap_or_default(),
     })
+}
+
+/// A nudge from whoever has just committed: for writers that silence the trigger, or cannot have it.
+async fn wake(request: HttpRequest, sources: Data<Sources>) -> HttpResponse {
+    nudge(&sources, bearer(&request))
+}
+
+async fn wake_by_path(key: Path<String>, sources: Data<Sources>) -> HttpResponse {
+    nudge(&sources, Some(key.as_str()))
+}
+
+fn nudge(sources: &Sources, key: Option<&str>) -> HttpResponse {
+    if let Some(refusal) = refuses(sources.wake_key.as_ref(), "admin.wake_key", key) {
+        return refusal;
+    }
+    match sources.supervisor.try_send(Nudge) {
+        Ok(()) => HttpResponse::Accepted().body("awake\n"),
+        Err(_) => HttpResponse::ServiceUnavailable().body("the supervisor does not answer\n"),
+    }
 }

@@ -1,0 +1,269 @@
+//! Dead: list, show, replay and discard events that were given up.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio_postgres::types::ToSql;
+
+use super::{Store, StoreError};
+
+/// Later events held back are counted up to here.
+pub const MOST_HELD_BACK: i32 = 10_000;
+
+/// Events changed in one transaction: short, and a replay of many rings often enough.
+const CHANGED_AT_ONCE: u32 = 1_000;
+
+/// What an operator does with a dead event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is tried again, with all its attempts.
+    Replay,
+    /// It is given up for good.
+    Discard,
+}
+
+/// Which dead events. All conditions must hold; none given means all.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct DeadFilter {
+    /// These ids.
+    pub ids: Option<Vec<i64>>,
+    /// This aggregate type, exactly.
+    pub aggregate_type: Option<String>,
+    /// This aggregate id, exactly.
+    pub aggregate_id: Option<String>,
+    /// This event type, exactly.
+    pub event_type: Option<String>,
+    /// This class of reason, as `last_error` begins with it.
+    pub reason: Option<String>,
+    /// Written at least so long ago.
+    #[serde(with = "humantime_serde")]
+    pub older_than: Option<Duration>,
+    /// Written at most so long ago.
+    #[serde(with = "humantime_serde")]
+    pub newer_than: Option<Duration>,
+}
+
+impl DeadFilter {
+    /// Does it mean every dead event?
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_none()
+            && self.aggregate_type.is_none()
+            && self.aggregate_id.is_none()
+            && self.event_type.is_none()
+            && self.reason.is_none()
+            && self.older_than.is_none()
+            && self.newer_than.is_none()
+    }
+}
+
+/// A dead event, in brief.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeadEvent {
+    /// Outbox id.
+    pub id: i64,
+    /// Its aggregate type.
+    pub aggregate_type: String,
+    /// Its aggregate id.
+    pub aggregate_id: String,
+    /// Its event type.
+    pub event_type: String,
+    /// Failed attempts.
+    pub attempts: i32,
+    /// Class and reason.
+    pub last_error: Option<String>,
+    /// Does it hold back the later events of its aggregate?
+    pub holds: bool,
+    /// Seconds since it was written; none for an infinite `created_at`.
+    pub age_seconds: Option<f64>,
+}
+
+/// An event in full, dead or not.
+#[derive(Clone, Debug, Serialize)]
+pub struct EventDetails {
+    /// Outbox id.
+    pub id: i64,
+    /// Its aggregate type.
+    pub aggregate_type: String,
+    /// Its aggregate id.
+    pub aggregate_id: String,
+    /// Its event type.
+    pub event_type: String,
+    /// `pending`, `published`, `dead` or `discarded`.
+    pub status: String,
+    /// Failed attempts.
+    pub attempts: i32,
+    /// Class and reason.
+    pub last_error: Option<String>,
+    /// Claim under which it failed last.
+    pub failed_in: Option<String>,
+    /// Of a dead one: does it hold back the later events of its aggregate?
+    pub holds: bool,
+    /// When it was written.
+    pub created_at: String,
+    /// When it was published.
+    pub published_at: Option<String>,
+    /// Seconds since it was written; none for an infinite `created_at`.
+    pub age_seconds: Option<f64>,
+    /// Its correlation id.
+    pub correlation_id: Option<String>,
+    /// Its UUID.
+    pub event_id: Option<String>,
+    /// Its own headers, as JSON text.
+    pub headers: Option<String>,
+    /// Bytes of the payload.
+    pub payload_bytes: i64,
+    /// The payload, as it is or would be sent.
+    pub payload: String,
+    /// Later events of its aggregate that wait, at most [`MOST_HELD_BACK`].
+    pub held_back: i64,
+}
+
+impl Store {
+    /// Dead events of this kind with ids above `after`, the oldest first.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses.
+    pub async fn dead_list(
+        &self,
+        filter: &DeadFilter,
+        after: i64,
+        most: u32,
+    ) -> Result<Vec<DeadEvent>, StoreError> {
+        let rows = self
+            .filtered(&self.queries.dead_list, filter, after, Some(most))
+            .await?;
+        Ok(rows
+            .iter()
+            .map(|row| DeadEvent {
+                id: row.get("id"),
+                aggregate_type: row.get("aggregate_type"),
+                aggregate_id: row.get("aggregate_id"),
+                event_type: row.get("event_type"),
+                attempts: row.get("attempts"),
+                last_error: row.get("last_error"),
+                holds: row.get("holds"),
+                age_seconds: row.get("age_seconds"),
+            })
+            .collect())
+    }
+
+    /// How many dead events of this kind there are.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses.
+    pub async fn dead_count(&self, filter: &DeadFilter) -> Result<i64, StoreError> {
+        let rows = self
+            .filtered(&self.queries.dead_count, filter, i64::MIN, None)
+            .await?;
+        Ok(rows.first().map_or(0, |row| row.get(0)))
+    }
+
+    /// Replays or discards up to `most` dead events of this kind with ids above `after`, the oldest
+    /// first, and answers which. A row that somebody holds locked, for example another replay, is
+    /// passed over. An event that is not dead is never touched.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses: nothing is changed.
+    pub async fn dead_change(
+        &self,
+        change: Change,
+        filter: &DeadFilter,
+        after: i64,
+        most: u32,
+    ) -> Result<Vec<i64>, StoreError> {
+        let sql = match change {
+            Change::Replay => &self.queries.dead_replay,
+            Change::Discard => &self.queries.dead_discard,
+        };
+        let rows = self.filtered(sql, filter, after, Some(most)).await?;
+        let mut ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
+    /// The same for up to `limit` events (all, if none), in steps of their own transactions; `done` is
+    /// told how many it were so far. Answers how many were changed.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses: what was done so far stays done.
+    pub async fn dead_change_all(
+        &self,
+        change: Change,
+        filter: &DeadFilter,
+        limit: Option<u64>,
+        mut done: impl FnMut(u64),
+    ) -> Result<u64, StoreError> {
+        let (mut changed, mut after) = (0, i64::MIN);
+        loop {
+            let left = limit.map_or(u64::MAX, |limit| limit.saturating_sub(changed));
+            let step = u32::try_from(left).unwrap_or(u32::MAX).min(CHANGED_AT_ONCE);
+            if step == 0 {
+                return Ok(changed);
+            }
+            let ids = self.dead_change(change, filter, after, step).await?;
+            let Some(last) = ids.last() else {
+                return Ok(changed);
+            };
+            after = *last;
+            changed += ids.len() as u64;
+            done(changed);
+        }
+    }
+
+    /// All that is known of one event.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses.
+    pub async fn event(&self, id: i64) -> Result<Option<EventDetails>, StoreError> {
+        let rows = self
+            .query(&self.queries.dead_show, &[&id, &MOST_HELD_BACK])
+            .await?;
+        Ok(rows.first().map(|row| EventDetails {
+            id: row.get("id"),
+            aggregate_type: row.get("aggregate_type"),
+            aggregate_id: row.get("aggregate_id"),
+            event_type: row.get("event_type"),
+            status: row.get("status"),
+            attempts: row.get("attempts"),
+            last_error: row.get("last_error"),
+            failed_in: row.get("failed_in"),
+            holds: row.get("holds"),
+            created_at: row.get("created_at"),
+            published_at: row.get("published_at"),
+            age_seconds: row.get("age_seconds"),
+            correlation_id: row.get("correlation_id"),
+            event_id: row.get("event_id"),
+            headers: row.get("headers"),
+            payload_bytes: i64::from(row.get::<_, i32>("payload_bytes")),
+            payload: row.get("payload"),
+            held_back: row.get("held_back"),
+        }))
+    }
+
+    async fn filtered(
+        &self,
+        sql: &str,
+        filter: &DeadFilter,
+        after: i64,
+        most: Option<u32>,
+    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
+        let older = filter.older_than.map(|age| age.as_secs_f64());
+        let newer = filter.newer_than.map(|age| age.as_secs_f64());
+        let most = most.map(|most| i32::try_from(most).unwrap_or(i32::MAX));
+        let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
+            &filter.ids,
+            &filter.aggregate_type,
+            &filter.aggregate_id,
+            &filter.event_type,
+            &filter.reason,
+            &older,
+            &newer,
+            &after,
+        ];
+        if let Some(most) = &most {
+            parameters.push(most);
+        }
+        self.query(sql, &parameters).await
+    }
+}
