@@ -157,7 +157,7 @@ async fn list(store: &Store, list: &List) -> Result<u8, Failure> {
             OneLine(&event.event_type),
             event.attempts,
             super::age(event.age_seconds),
-            OneLine(&event.last_error.as_deref().unwrap_or("")),
+            OneLine(event.last_error.as_deref().unwrap_or("")),
         );
     }
     println!(
@@ -201,7 +201,7 @@ fn print(event: &EventDetails) {
     }
     println!("attempts       {}", event.attempts);
     if let Some(error) = &event.last_error {
-        println!("last error     {}", OneLine(&error));
+        println!("last error     {}", OneLine(error));
     }
     for (name, value) in [
         ("correlation id", &event.correlation_id),
@@ -209,7 +209,7 @@ fn print(event: &EventDetails) {
         ("headers       ", &event.headers),
     ] {
         if let Some(value) = value {
-            println!("{name} {}", OneLine(&value));
+            println!("{name} {}", OneLine(value));
         }
     }
     if event.status == "dead" {

@@ -66,7 +66,7 @@ fn print(table: &str, report: &Report) {
             oldest.waits_for
         );
         if let Some(error) = &oldest.last_error {
-            println!("  last error: {}", OneLine(&error));
+            println!("  last error: {}", OneLine(error));
         }
     }
     if report.replicas.is_empty() {

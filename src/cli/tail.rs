@@ -189,7 +189,7 @@ fn print(line: &str, from: &str, json: bool) {
         line.id,
         OneLine(&line.aggregate_type),
         OneLine(&line.aggregate_id),
-        OneLine(&event_type),
+        OneLine(event_type),
         line.result
     );
 }
