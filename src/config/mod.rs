@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 mod admin;
+mod alerts;
 mod database;
 mod lag;
 mod log;
@@ -19,6 +20,7 @@ mod relay;
 mod retry;
 
 pub use admin::*;
+pub use alerts::*;
 pub use database::*;
 pub use lag::*;
 pub use log::*;
@@ -28,6 +30,15 @@ pub use retry::*;
 
 /// File read when no other is named and it exists.
 pub const DEFAULT_FILE: &str = "bellwire.toml";
+
+/// Options whose values are never shown, not even when they are refused.
+const SECRETS: &[&str] = &[
+    "database.url",
+    "rabbitmq.url",
+    "alerts.slack_url",
+    "alerts.webhook_url",
+    "alerts.webhook_token",
+];
 
 /// Why a configuration was refused. Names the key and the remedy; never shows a secret.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +109,8 @@ pub struct Config {
     pub retry: RetryConfig,
     /// When the outbox counts as lagging.
     pub lag: LagConfig,
+    /// Who is told of trouble.
+    pub alerts: AlertsConfig,
     /// The admin port.
     pub admin: AdminConfig,
     /// What is written to standard error.
@@ -146,8 +159,10 @@ impl Config {
             let key = error.path().to_string();
             let reason = match key.as_str() {
                 // The value may be a URL with its password.
-                "database" | "rabbitmq" => format!("is a section: write its options below [{key}]"),
-                "database.url" | "rabbitmq.url" => "must be a string".to_owned(),
+                "database" | "rabbitmq" | "alerts" => {
+                    format!("is a section: write its options below [{key}]")
+                }
+                secret if SECRETS.contains(&secret) => "must be a string".to_owned(),
                 _ => reason(error.inner()),
             };
             ConfigError::key(key, reason)
@@ -165,6 +180,7 @@ impl Config {
         self.rabbitmq.validate()?;
         self.relay.validate()?;
         self.retry.validate()?;
+        self.alerts.validate()?;
         if self.rabbitmq.confirm_timeout >= self.relay.lease {
             return Err(ConfigError::key(
                 "rabbitmq.confirm_timeout",
