@@ -6,5 +6,6 @@ pub mod event;
 pub mod store;
 pub mod relay;
 pub mod sink;
+pub mod alert;
 pub mod admin;
 pub mod metrics;

@@ -40,6 +40,47 @@ pub const RESTARTS: &str = "bellwire_restarts_total";
 /// Tokens of dead replicas taken over.
 pub const TAKEOVERS: &str = "bellwire_takeovers_total";
 
+/// Destinations that take no events at present.
+pub const DESTINATIONS_DOWN: &str = "bellwire_destinations_down";
+/// Old rows deleted.
+pub const PRUNED: &str = "bellwire_pruned_total";
+/// Claims or marks that the database refused.
+pub const FAILED_PASSES: &str = "bellwire_failed_passes_total";
+/// Events that had to wait for their destination.
+pub const WAITED: &str = "bellwire_waited_total";
+/// Alerts delivered. Label `endpoint`.
+pub const ALERTS_SENT: &str = "bellwire_alerts_sent_total";
+/// Alerts given up or refused. Label `endpoint`.
+pub const ALERTS_FAILED: &str = "bellwire_alerts_failed_total";
+
+/// Every metric, for what has to name only these: dashboards and alert rules.
+pub const ALL: &[&str] = &[
+    PUBLISHED,
+    FAILED,
+    DEAD_LETTERED,
+    HANDED_BACK,
+    LEASE_LOST,
+    CLAIMED,
+    CLAIM_SECONDS,
+    MARK_SECONDS,
+    CREATED_TO_CONFIRM_SECONDS,
+    IN_HAND,
+    BUCKETS_OWNED,
+    BREAKER_STATE,
+    LISTENING,
+    OLDEST_PENDING_SECONDS,
+    PENDING,
+    DEAD,
+    RESTARTS,
+    TAKEOVERS,
+    DESTINATIONS_DOWN,
+    PRUNED,
+    FAILED_PASSES,
+    WAITED,
+    ALERTS_SENT,
+    ALERTS_FAILED,
+];
+
 /// From a fraction of a millisecond, which a local relay reaches, to an outage.
 const SECONDS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
@@ -95,5 +136,33 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     );
     describe_counter!(RESTARTS, "Actor systems rebuilt after an actor died");
     describe_counter!(TAKEOVERS, "Tokens of dead replicas taken over");
+    describe_gauge!(
+        DESTINATIONS_DOWN,
+        "Destinations that take no events at present"
+    );
+    describe_counter!(PRUNED, "Old rows deleted");
+    describe_counter!(FAILED_PASSES, "Claims or marks that the database refused");
+    describe_counter!(WAITED, "Events that had to wait for their destination");
+    describe_counter!(ALERTS_SENT, "Alerts delivered, by endpoint");
+    describe_counter!(ALERTS_FAILED, "Alerts given up or refused, by endpoint");
     Ok(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ALL;
+
+    #[test]
+    fn every_name_declared_here_is_in_the_list_once() {
+        let source = include_str!("metrics.rs");
+        let mut declared: Vec<_> = source
+            .lines()
+            .filter(|line| line.starts_with("pub const "))
+            .filter_map(|line| line.split('"').nth(1))
+            .collect();
+        let mut listed = ALL.to_vec();
+        declared.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(declared, listed);
+    }
 }

@@ -19,4 +19,5 @@ mod configuration;
 mod fidelity;
 mod migration;
 mod admin;
+mod alerts;
 mod conformance;
