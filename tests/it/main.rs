@@ -20,4 +20,5 @@ mod fidelity;
 mod migration;
 mod admin;
 mod alerts;
+mod monitoring;
 mod conformance;
