@@ -12,6 +12,7 @@ mod ordering;
 mod crash;
 mod shutdown;
 mod replicas;
+mod roles;
 mod wakeup;
 mod broker;
 mod exclusive;

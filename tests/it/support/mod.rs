@@ -19,6 +19,7 @@ mod load;
 mod proxy;
 mod receiver;
 mod relay;
+mod roles;
 mod services;
 
 pub use ledger::Ledger;
