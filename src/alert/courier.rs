@@ -36,11 +36,14 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Those that have a URL.
-    pub(super) fn configured(config: &AlertsConfig) -> impl Iterator<Item = Self> + '_ {
-        [Self::Slack, Self::Webhook]
-            .into_iter()
-            .filter(|kind| kind.url(config).is_some())
+    /// Those that have a URL, with it.
+    pub(super) fn configured(config: &AlertsConfig) -> impl Iterator<Item = (Self, &Secret)> {
+        [
+            (Self::Slack, config.slack_url.as_ref()),
+            (Self::Webhook, config.webhook_url.as_ref()),
+        ]
+        .into_iter()
+        .filter_map(|(kind, url)| Some((kind, url?)))
     }
 
     /// In logs and as the metrics' label.
@@ -55,13 +58,6 @@ impl Kind {
         match self {
             Self::Slack => "alerts.slack_url",
             Self::Webhook => "alerts.webhook_url",
-        }
-    }
-
-    fn url(self, config: &AlertsConfig) -> Option<&Secret> {
-        match self {
-            Self::Slack => config.slack_url.as_ref(),
-            Self::Webhook => config.webhook_url.as_ref(),
         }
     }
 
@@ -97,6 +93,7 @@ impl Endpoint {
     /// Outside of a tokio runtime.
     pub(super) fn start(
         kind: Kind,
+        url: &Secret,
         config: &AlertsConfig,
         origin: Arc<Origin>,
     ) -> Result<Self, AlertError> {
@@ -105,7 +102,7 @@ impl Endpoint {
         let courier = Courier {
             kind,
             client: kind.client(config)?,
-            url: kind.url(config).cloned().unwrap_or_else(|| "".into()),
+            url: url.clone(),
             token: config
                 .webhook_token
                 .clone()

@@ -151,8 +151,8 @@ impl Alerter {
             table: table.to_owned(),
             link: config.link.clone(),
         });
-        let endpoints = Kind::configured(config).filter_map(|kind| {
-            Endpoint::start(kind, config, origin.clone())
+        let endpoints = Kind::configured(config).filter_map(|(kind, url)| {
+            Endpoint::start(kind, url, config, origin.clone())
                 // A relay that carries events without alerts is better than none.
                 .inspect_err(|error| tracing::error!(%error, "alerts cannot be sent"))
                 .ok()
@@ -183,6 +183,6 @@ impl Alerter {
 /// When one of them cannot be set up.
 pub fn endpoints(config: &AlertsConfig) -> Result<Vec<&'static str>, AlertError> {
     Kind::configured(config)
-        .map(|kind| kind.client(config).map(|_| kind.label()))
+        .map(|(kind, _)| kind.client(config).map(|_| kind.label()))
         .collect()
 }
