@@ -74,11 +74,22 @@ impl Counts {
         }
     }
 
-    fn assert(&self, endpoint: &str, sent: u64, failed: u64) {
-        let text = self.handle.render();
-        for (name, count) in [("sent", sent), ("failed", failed)] {
-            let line = format!("bellwire_alerts_{name}_total{{endpoint=\"{endpoint}\"}} {count}\n");
-            assert!(text.contains(&line), "{line}{text}");
+    /// Waits, since a request is seen before its answer is counted.
+    async fn until(&self, endpoint: &str, sent: u64, failed: u64) {
+        let line = |name, count| {
+            format!("bellwire_alerts_{name}_total{{endpoint=\"{endpoint}\"}} {count}\n")
+        };
+        let began = Instant::now();
+        loop {
+            let text = self.handle.render();
+            if text.contains(&line("sent", sent)) && text.contains(&line("failed", failed)) {
+                return;
+            }
+            assert!(
+                began.elapsed() < SOON,
+                "not {sent} sent and {failed} failed to {endpoint}: {text}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }
@@ -155,7 +166,7 @@ async fn an_alert_arrives_once_after_all_that_can_go_wrong() {
     );
     assert_eq!(requests[0].body["replica"], "relay-1");
     assert_eq!(requests[0].body["table"], "public.outbox");
-    counts.assert("webhook", 1, 0);
+    counts.until("webhook", 1, 0).await;
 }
 
 #[tokio::test]
@@ -196,8 +207,8 @@ async fn a_hung_endpoint_delays_neither_the_sender_nor_the_other_endpoint() {
     assert_eq!(slack.requests().len(), 1);
     assert_eq!(reasons(&webhook.taken()[100..]), ["149"]);
     // The dead letters and the first fifty were the oldest.
-    counts.assert("slack", 0, 10_050);
-    counts.assert("webhook", 101, 10_050);
+    counts.until("slack", 0, 10_050).await;
+    counts.until("webhook", 101, 10_050).await;
 }
 
 #[tokio::test]
@@ -240,8 +251,8 @@ async fn dead_letters_that_wait_together_are_one_message() {
         text.contains("and 3 more events were dead-lettered: bellwire dead list"),
         "{text}"
     );
-    counts.assert("slack", 9, 0);
-    counts.assert("webhook", 9, 0);
+    counts.until("slack", 9, 0).await;
+    counts.until("webhook", 9, 0).await;
 }
 
 #[tokio::test]
@@ -261,7 +272,7 @@ async fn what_is_refused_for_good_is_given_up_and_does_not_stop_the_next() {
     assert_eq!(receiver.requests().len(), 3);
     assert_eq!(receiver.taken().len(), 1);
     assert!(elsewhere.requests().is_empty(), "a redirect was followed");
-    counts.assert("slack", 1, 2);
+    counts.until("slack", 1, 2).await;
     let log = log.text();
     assert!(log.contains("404 Not Found (no_service)"), "{log}");
     assert!(log.contains("redirects are not followed"), "{log}");
@@ -282,7 +293,7 @@ async fn an_alert_too_old_is_given_up_and_the_next_is_tried() {
     alerter.flush(SOON).await;
     assert_eq!(reasons(&receiver.taken()), ["new"]);
     assert_eq!(receiver.requests().len(), 3);
-    counts.assert("webhook", 1, 1);
+    counts.until("webhook", 1, 1).await;
 }
 
 #[tokio::test]
