@@ -10,7 +10,7 @@ with_services := set -a; . $(SERVICES)/env; set +a;
 CARGO_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint lint-fmt lint-clippy lint-doc lint-shell fmt services stop clean
+.PHONY: help demo test bench lint lint-fmt lint-clippy lint-doc lint-shell lint-alerts fmt services stop clean
 # Cargo uses all cores and locks its directory; two at once only wait for each other.
 .NOTPARALLEL:
 # Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
@@ -38,7 +38,7 @@ endif
 bench: services ## the relay's throughput and latency (BENCH_ARGS)
 	@$(with_services) cargo bench --bench relay $(CARGO_FLAGS) -- $(BENCH_ARGS)
 
-lint: lint-fmt lint-clippy lint-doc lint-shell ## what CI checks beside the tests
+lint: lint-fmt lint-clippy lint-doc lint-shell lint-alerts ## what CI checks beside the tests
 
 lint-fmt:
 	cargo fmt --check
@@ -55,6 +55,15 @@ lint-shell:
 	    shellcheck scripts/services .ci/run; \
 	else \
 	    echo 'shellcheck is not installed: the scripts were not checked'; \
+	fi
+
+lint-alerts:
+	@if command -v promtool >/dev/null; then \
+	    set -ex; \
+	    promtool check config docker/prometheus.yml; \
+	    promtool test rules docker/alerts_test.yml; \
+	else \
+	    echo 'promtool is not installed (Debian: prometheus): THE ALERT RULES WERE NOT CHECKED'; \
 	fi
 
 fmt: ## format the code

@@ -7,5 +7,6 @@ pub mod route;
 pub mod store;
 pub mod relay;
 pub mod sink;
+pub mod alert;
 pub mod admin;
 pub mod metrics;

@@ -37,16 +37,48 @@ pub const BREAKER_STATE: &str = "bellwire_breaker_state";
 pub const DESTINATIONS_DOWN: &str = "bellwire_destinations_down";
 /// 1 while notifications arrive, 0 while only the tick wakes.
 pub const LISTENING: &str = "bellwire_listening";
-/// Age of the oldest unpublished event.
+/// For how long the oldest unpublished event has been due.
 pub const OLDEST_PENDING_SECONDS: &str = "bellwire_oldest_pending_seconds";
 /// Unpublished events; counting stops at 10,000.
 pub const PENDING: &str = "bellwire_pending";
-/// Dead events that hold back their aggregate; counting stops at 10,000.
+/// Dead events; counting stops at 10,000.
 pub const DEAD: &str = "bellwire_dead";
 /// Generations of actors rebuilt after one of them died.
 pub const RESTARTS: &str = "bellwire_restarts_total";
 /// Tokens of dead replicas taken over.
 pub const TAKEOVERS: &str = "bellwire_takeovers_total";
+/// Alerts delivered. Label `endpoint`.
+pub const ALERTS_SENT: &str = "bellwire_alerts_sent_total";
+/// Alerts given up or refused. Label `endpoint`.
+pub const ALERTS_FAILED: &str = "bellwire_alerts_failed_total";
+
+/// Every metric, for what has to name only these: dashboards and alert rules.
+pub const ALL: &[&str] = &[
+    PUBLISHED,
+    FAILED,
+    DEAD_LETTERED,
+    HANDED_BACK,
+    LEASE_LOST,
+    CLAIMED,
+    CLAIM_SECONDS,
+    MARK_SECONDS,
+    CREATED_TO_CONFIRM_SECONDS,
+    IN_HAND,
+    BUCKETS_OWNED,
+    BREAKER_STATE,
+    LISTENING,
+    OLDEST_PENDING_SECONDS,
+    PENDING,
+    DEAD,
+    RESTARTS,
+    TAKEOVERS,
+    DESTINATIONS_DOWN,
+    PRUNED,
+    FAILED_PASSES,
+    WAITED,
+    ALERTS_SENT,
+    ALERTS_FAILED,
+];
 
 /// From a fraction of a millisecond, which a local relay reaches, to an outage.
 const SECONDS: &[f64] = &[
@@ -107,14 +139,32 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     describe_gauge!(
         OLDEST_PENDING_SECONDS,
         Unit::Seconds,
-        "Age of the oldest unpublished event"
+        "For how long the oldest unpublished event has been due"
     );
     describe_gauge!(PENDING, "Unpublished events; counting stops at 10,000");
-    describe_gauge!(
-        DEAD,
-        "Dead events that hold back their aggregate; counting stops at 10,000"
-    );
+    describe_gauge!(DEAD, "Dead events; counting stops at 10,000");
     describe_counter!(RESTARTS, "Actor systems rebuilt after an actor died");
     describe_counter!(TAKEOVERS, "Tokens of dead replicas taken over");
+    describe_counter!(ALERTS_SENT, "Alerts delivered, by endpoint");
+    describe_counter!(ALERTS_FAILED, "Alerts given up or refused, by endpoint");
     Ok(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ALL;
+
+    #[test]
+    fn every_name_declared_here_is_in_the_list_once() {
+        let source = include_str!("metrics.rs");
+        let mut declared: Vec<_> = source
+            .lines()
+            .filter(|line| line.starts_with("pub const "))
+            .filter_map(|line| line.split('"').nth(1))
+            .collect();
+        let mut listed = ALL.to_vec();
+        declared.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(declared, listed);
+    }
 }

@@ -92,6 +92,16 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         }
     }
     sink.close().await;
+    match crate::alert::endpoints(&config.alerts) {
+        Ok(endpoints) if endpoints.is_empty() => {}
+        Ok(endpoints) => {
+            let answer = format!("would go to {}; none was sent now", endpoints.join(" and "));
+            line("alerts", Ok(answer));
+        }
+        Err(error) => {
+            line("alerts", Err(error.to_string()));
+        }
+    }
     Ok(lines)
 }
 

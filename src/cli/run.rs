@@ -8,6 +8,7 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{EVENTS_FAILED, FAILED, Failure, open_sink, open_store, replica_name};
+use crate::alert::{Alert, Alerter};
 use crate::config::Config;
 use crate::relay::Relay;
 use crate::relay::supervisor::Ending;
@@ -16,6 +17,9 @@ use crate::{admin, metrics};
 
 /// Between tries to reach the database at the start.
 const START_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// How long the end of the process waits for alerts that are still to be sent.
+const FLUSH_ALERTS: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Carry events until told to stop.
 #[derive(Args, Debug)]
@@ -69,7 +73,14 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
         sink = sink.name(),
         "starting"
     );
-    let mut relay = Relay::start(store.clone(), config.clone(), replica, sink, arguments.once)?;
+    let alerter = Alerter::start(&config.alerts, &replica, &store.names().display());
+    let mut relay = Relay::start(
+        store.clone(),
+        config.clone(),
+        replica,
+        (sink, alerter.clone()),
+        arguments.once,
+    )?;
     let admin = match listener {
         Some(listener) => {
             // As bound: the port may have been left to the system.
@@ -94,6 +105,10 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
         }
     };
     close(admin).await;
+    if let Some(reason) = ending.error.clone() {
+        alerter.send(Alert::RelayFailed { reason });
+    }
+    alerter.flush(FLUSH_ALERTS).await;
     report(&ending, arguments.once)
 }
 

@@ -14,6 +14,7 @@ use subtle::ConstantTimeEq as _;
 use crate::route::Router;
 
 mod admin;
+mod alerts;
 mod database;
 mod lag;
 mod log;
@@ -24,6 +25,7 @@ mod retry;
 mod routes;
 
 pub use admin::*;
+pub use alerts::*;
 pub use database::*;
 pub use lag::*;
 pub use log::*;
@@ -35,6 +37,17 @@ pub use routes::*;
 
 /// File read when no other is named and it exists.
 pub const DEFAULT_FILE: &str = "bellwire.toml";
+
+/// Options whose values are never shown, not even when they are refused.
+const SECRETS: &[&str] = &[
+    "database.url",
+    "rabbitmq.url",
+    "alerts.slack_url",
+    "alerts.webhook_url",
+    "alerts.webhook_token",
+    "admin.token",
+    "admin.wake_key",
+];
 
 /// Why a configuration was refused. Names the key and the remedy; never shows a secret.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +127,9 @@ pub struct Config {
     pub lag: LagConfig,
     /// When published events are deleted.
     pub prune: PruneConfig,
+
+    /// Who is told of trouble.
+    pub alerts: AlertsConfig,
     /// The admin port.
     pub admin: AdminConfig,
     /// What is written to standard error.
@@ -162,8 +178,10 @@ impl Config {
             let key = error.path().to_string();
             let reason = match key.as_str() {
                 // The value may be a URL with its password.
-                "database" | "rabbitmq" => format!("is a section: write its options below [{key}]"),
-                "database.url" | "rabbitmq.url" => "must be a string".to_owned(),
+                "database" | "rabbitmq" | "alerts" | "admin" => {
+                    format!("is a section: write its options below [{key}]")
+                }
+                secret if SECRETS.contains(&secret) => "must be a string".to_owned(),
                 _ => reason(error.inner()),
             };
             ConfigError::key(key, reason)
@@ -193,6 +211,8 @@ impl Config {
         self.admin.validate()?;
         self.prune.validate()?;
         self.router()?;
+
+        self.alerts.validate()?;
         if self.rabbitmq.confirm_timeout >= self.relay.lease {
             return Err(ConfigError::key(
                 "rabbitmq.confirm_timeout",

@@ -261,6 +261,12 @@ impl Circuits {
         is_down.then(|| (gate.error.clone(), gate.since))
     }
 
+    /// Why a destination takes no events.
+    pub fn reason(&self, name: &str) -> Option<&str> {
+        let gate = self.destinations.get(name)?;
+        (gate.breaker.state() != &State::Closed).then_some(gate.error.message.as_str())
+    }
+
     /// Destinations whose breaker is not closed, with their state and reason.
     pub fn destinations_down(&self) -> impl Iterator<Item = (&Arc<str>, &State, &SinkError)> {
         self.destinations

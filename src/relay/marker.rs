@@ -421,8 +421,11 @@ impl Marker {
                 self.totals.dead.fetch_add(1, Ordering::Relaxed);
                 ::metrics::counter!(metrics::DEAD_LETTERED, "cause" => cause).increment(1);
                 let died = Died {
-                    id: failed.held.subject.id,
+                    subject: failed.held.subject.clone(),
                     cause,
+                    error: last_error(failed),
+                    attempts: recorded.attempts,
+                    holds: failed.holds,
                     copied_to: failed.copied_to.clone(),
                 };
                 self.died.try_send(died).ok();

@@ -44,6 +44,7 @@ use std::sync::Arc;
 use actix::prelude::*;
 use tokio::sync::oneshot;
 
+use crate::alert::Alerter;
 use crate::config::{Config, ConfigError};
 use crate::sink::Sink;
 use crate::store::Store;
@@ -65,11 +66,12 @@ impl Relay {
         store: Store,
         config: Arc<Config>,
         replica: String,
-        sink: Arc<dyn Sink>,
+        (sink, alerter): (Arc<dyn Sink>, Alerter),
         once: bool,
     ) -> Result<Self, ConfigError> {
         let (ended_sender, ended) = oneshot::channel();
-        let supervisor = Supervisor::new(store, config, replica, once, sink, ended_sender)?.start();
+        let supervisor =
+            Supervisor::new(store, config, replica, once, (sink, alerter), ended_sender)?.start();
         Ok(Self { supervisor, ended })
     }
 

@@ -22,7 +22,7 @@
 //! In flow order: listener, claimer (claims no more), publishers (finish what is out), marker
 //! (records it), claimer (frees the buckets). Bounded by the grace time.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -36,9 +36,9 @@ use super::claimer::{self, Ready, Wake};
 use super::failure::Blame;
 use super::generation::{Generation, Plan};
 use super::marker::Totals;
-use super::outcome::Outcomes;
+use super::outcome::{Outcomes, Subject};
+use crate::alert::Alerter;
 use crate::config::{Config, ConfigError};
-use crate::event::EventId;
 use crate::metrics;
 use crate::sink::{Sink, SinkError, Transport};
 use crate::store::Store;
@@ -107,13 +107,19 @@ pub struct Flowing {
 }
 
 /// An event was dead-lettered.
-#[derive(Message)]
+#[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct Died {
     /// The event.
-    pub id: EventId,
+    pub subject: Subject,
     /// Class of the reason.
     pub cause: &'static str,
+    /// Class and reason.
+    pub error: String,
+    /// Failed attempts.
+    pub attempts: i32,
+    /// Does it hold back the later events of its aggregate?
+    pub holds: bool,
     /// Where a copy of it went.
     pub copied_to: Option<Arc<str>>,
 }
@@ -224,8 +230,14 @@ pub struct Ending {
 /// See the module's head.
 pub struct Supervisor {
     pub(super) plan: Plan,
+    pub(super) alerter: Alerter,
+    /// Dead events that nobody was told of yet.
+    pub(super) dead: VecDeque<Died>,
+    pub(super) telling_dead: bool,
+    /// Breakers that are open, and since when: those that stay so are worth an alert.
+    pub(super) watched: BTreeMap<Circuit, Instant>,
     generation: Option<Generation>,
-    circuits: Circuits,
+    pub(super) circuits: Circuits,
     /// What the claimer was told last.
     ready: bool,
     /// Why nothing can be delivered, as logged last.
@@ -251,7 +263,7 @@ impl Supervisor {
         config: Arc<Config>,
         replica: String,
         once: bool,
-        sink: Arc<dyn Sink>,
+        (sink, alerter): (Arc<dyn Sink>, Alerter),
         ended: oneshot::Sender<Ending>,
     ) -> Result<Self, ConfigError> {
         let router = Arc::new(config.router()?);
@@ -276,6 +288,10 @@ impl Supervisor {
         };
         Ok(Self {
             plan,
+            alerter,
+            dead: VecDeque::new(),
+            telling_dead: false,
+            watched: BTreeMap::new(),
             generation: None,
             circuits,
             ready: false,
@@ -376,6 +392,11 @@ impl Supervisor {
         };
         let reason = answer.as_ref().err().map(|error| error.message.clone());
         let closed = self.circuits.probed(circuit, answer, Instant::now());
+        if closed {
+            self.breaker_closed(circuit, context);
+        } else {
+            self.breaker_open(circuit, context);
+        }
         match circuit {
             Circuit::Connection => {}
             Circuit::Destination(name) => {
@@ -401,6 +422,7 @@ impl Supervisor {
     }
 
     fn opened(&mut self, circuit: &Circuit, context: &mut Context<Self>) {
+        self.breaker_open(circuit, context);
         match circuit {
             Circuit::Connection => {
                 let reason = self.circuits.connection().reason();
@@ -499,11 +521,15 @@ impl Supervisor {
         tracing::info!(?grace, "stopping");
         let drained = generation.drain(grace);
         context.spawn(drained.into_actor(self).map(|unconfirmed, actor, context| {
-            actor.end(unconfirmed, None, context);
+            if actor.plan.once {
+                actor.once_more(unconfirmed, context);
+            } else {
+                actor.end(unconfirmed, None, context);
+            }
         }));
     }
 
-    fn end(
+    pub(super) fn end(
         &mut self,
         unconfirmed: Vec<String>,
         error: Option<String>,
@@ -637,7 +663,8 @@ impl Handler<Died> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, died: Died, context: &mut Self::Context) {
-        self.died(died, context);
+        self.dead.push_back(died);
+        self.tell_dead(context);
     }
 }
 
@@ -792,8 +819,16 @@ mod tests {
         let store = Store::new(&config.database, "test").unwrap();
         let (ended, end) = oneshot::channel();
         let sink = Arc::new(NullSink::new());
-        let supervisor =
-            Supervisor::new(store, Arc::new(config), "test".into(), false, sink, ended).unwrap();
+        let alerter = Alerter::start(&config.alerts, "test", "outbox");
+        let supervisor = Supervisor::new(
+            store,
+            Arc::new(config),
+            "test".into(),
+            false,
+            (sink, alerter),
+            ended,
+        )
+        .unwrap();
         (supervisor.start(), end)
     }
 

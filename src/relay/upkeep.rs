@@ -1,12 +1,14 @@
-//! What the supervisor does now and then: the lag check and pruning.
+//! What the supervisor does beside the breakers: the lag check, pruning, and telling the people.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 
+use super::circuits::Circuit;
 use super::supervisor::{Died, Supervisor};
+use crate::alert::{Alert, DeadLetter};
 use crate::metrics;
-use crate::store::{Lag, Pruned};
+use crate::store::{Lag, Pruned, Store, StoreError};
 
 /// The longest time between lag checks: once a minute keeps an idle relay quiet.
 const LAG_EVERY: Duration = Duration::from_secs(60);
@@ -17,26 +19,196 @@ const PRUNE_PAUSE: Duration = Duration::from_millis(500);
 /// A step that takes too long is halved, down to this.
 const SMALLEST_STEP: u32 = 100;
 
+/// A breaker that closes again within this is no news: a broker that merely restarts.
+const ALERT_AFTER: Duration = Duration::from_secs(10);
+/// After a breaker closed, until the others are asked whether theirs are: they probe this often.
+const CLEAR_AFTER: Duration = Duration::from_secs(2);
+/// Dead events that are looked up for their alert. More wait only in a flood, and go untold in detail.
+const MOST_LOOKED_UP: usize = 20;
+
 impl Supervisor {
     // ---- lag -----------------------------------------------------------------------------------
 
     pub(super) fn lag(&mut self, context: &mut Context<Self>) {
         let store = self.plan.store.clone();
-        let looked = async move { store.lag().await };
-        context.spawn(looked.into_actor(self).map(|lag, actor, context| {
-            match lag {
-                Ok(lag) => show_lag(&lag),
-                Err(error) => tracing::debug!(%error, "lag could not be looked up"),
-            }
+        let threshold = self.plan.config.lag.alert;
+        let looked = async move { check_lag(&store, threshold).await };
+        context.spawn(looked.into_actor(self).map(|looked, actor, context| {
+            actor.lag_checked(looked, context);
             let every = (actor.plan.config.lag.alert / 2).clamp(LAG_SOONEST, LAG_EVERY);
             context.run_later(every, Self::lag);
         }));
     }
 
+    fn lag_checked(&mut self, looked: Result<LagCheck, StoreError>, context: &mut Context<Self>) {
+        match looked {
+            Ok(LagCheck { lag, changed }) => {
+                show_lag(&lag);
+                self.clear_leftovers(&lag.raised, context);
+                let threshold = self.plan.config.lag.alert;
+                match changed {
+                    Some(true) => self.alerter.send(Alert::LagBegan { lag, threshold }),
+                    Some(false) => self.alerter.send(Alert::LagEnded { lag, threshold }),
+                    None => {}
+                }
+            }
+            Err(error) => tracing::debug!(%error, "lag could not be looked up"),
+        }
+    }
+
+    /// The end of a single pass: what a relay that stays does by its timers is done once.
+    pub(super) fn once_more(&mut self, unconfirmed: Vec<String>, context: &mut Context<Self>) {
+        let store = self.plan.store.clone();
+        let threshold = self.plan.config.lag.alert;
+        let prune = self.plan.config.prune.clone();
+        let looked = async move {
+            if let Some(keep) = prune.keep.0
+                && let Err(error) = store.prune(keep, prune.step).await
+            {
+                tracing::warn!(%error, "pruning failed");
+            }
+            check_lag(&store, threshold).await
+        };
+        context.spawn(looked.into_actor(self).map(|looked, actor, context| {
+            actor.lag_checked(looked, context);
+            actor.end(unconfirmed, None, context);
+        }));
+    }
+
+    // ---- breakers ------------------------------------------------------------------------------
+
+    /// It is not closed. The people are told if it stays so, once for all relays.
+    pub(super) fn breaker_open(&mut self, circuit: &Circuit, context: &mut Context<Self>) {
+        if !self.watched.contains_key(circuit) {
+            let since = Instant::now();
+            self.watched.insert(circuit.clone(), since);
+            self.raise_later(circuit.clone(), since, context);
+        }
+    }
+
+    fn raise_later(&self, circuit: Circuit, since: Instant, context: &mut Context<Self>) {
+        // One pass tells of its failure by itself.
+        if self.plan.once {
+            return;
+        }
+        context.run_later(ALERT_AFTER, move |actor, context| {
+            if actor.watched.get(&circuit) == Some(&since) {
+                actor.raise(circuit, since, context);
+            }
+        });
+    }
+
+    fn raise(&self, circuit: Circuit, since: Instant, context: &mut Context<Self>) {
+        let store = self.plan.store.clone();
+        let replica = self.plan.replica.clone();
+        let subject = subject(&circuit);
+        let raised = async move { store.raise(&subject, &replica).await };
+        context.spawn(
+            raised
+                .into_actor(self)
+                .map(move |raised, actor, context| match raised {
+                    Ok(true) => {
+                        let reason = match &circuit {
+                            Circuit::Connection => actor.circuits.connection().reason(),
+                            Circuit::Destination(name) => actor.circuits.reason(name),
+                        };
+                        actor.alerter.send(Alert::BreakerOpened {
+                            subject: actor.name(&circuit),
+                            reason: reason.unwrap_or("it is well again by now").to_owned(),
+                            handed_back: None,
+                        });
+                    }
+                    Ok(false) => {}
+                    Err(error) => {
+                        tracing::debug!(%error, "an alert could not be raised, trying again");
+                        actor.raise_later(circuit, since, context);
+                    }
+                }),
+        );
+    }
+
+    /// It is closed again.
+    pub(super) fn breaker_closed(&mut self, circuit: &Circuit, context: &mut Context<Self>) {
+        if self.watched.remove(circuit).is_some() && !self.plan.once {
+            let circuit = circuit.clone();
+            context.run_later(CLEAR_AFTER, move |actor, context| {
+                actor.clear(circuit, context);
+            });
+        }
+    }
+
+    /// Takes back the alert of a breaker, whoever raised it.
+    fn clear(&self, circuit: Circuit, context: &mut Context<Self>) {
+        if self.watched.contains_key(&circuit) {
+            return;
+        }
+        let store = self.plan.store.clone();
+        let subject = subject(&circuit);
+        let cleared = async move { store.clear(&subject).await };
+        context.spawn(cleared.into_actor(self).map(move |cleared, actor, _| {
+            match cleared {
+                Ok(Some(after)) => actor.alerter.send(Alert::BreakerClosed {
+                    subject: actor.name(&circuit),
+                    after: Some(after),
+                }),
+                Ok(None) => {}
+                // The next lag check finds that it still stands.
+                Err(error) => tracing::debug!(%error, "an alert could not be cleared"),
+            }
+        }));
+    }
+
+    /// Alerts that stand although our breaker is closed, for example of a relay that was killed.
+    fn clear_leftovers(&self, raised: &[String], context: &mut Context<Self>) {
+        for subject in raised {
+            if let Some(circuit) = circuit(subject) {
+                self.clear(circuit, context);
+            }
+        }
+    }
+
+    /// What takes no events, for people.
+    fn name(&self, circuit: &Circuit) -> String {
+        match circuit {
+            Circuit::Connection => format!("the broker ({})", self.plan.sink.name()),
+            Circuit::Destination(name) => format!("destination '{name}'"),
+        }
+    }
+
     // ---- dead letters ----------------------------------------------------------------------------
 
-    pub(super) fn died(&mut self, died: Died, _: &mut Context<Self>) {
-        let _ = died;
+    /// Tells the people of dead events, one after the other, beside the work.
+    pub(super) fn tell_dead(&mut self, context: &mut Context<Self>) {
+        while self.dead.len() > MOST_LOOKED_UP
+            && let Some(died) = self.dead.pop_front()
+        {
+            let letter = undetailed(&died, self.plan.store.names().display());
+            self.alerter.send(Alert::DeadLettered(letter));
+        }
+        if self.telling_dead {
+            return;
+        }
+        let Some(died) = self.dead.pop_front() else {
+            return;
+        };
+        self.telling_dead = true;
+        let store = self.plan.store.clone();
+        let told = async move {
+            let found = store.dead_letter(died.subject.id.0).await;
+            let mut letter = match found {
+                Ok(Some(letter)) => letter,
+                // Somebody was quicker, or the database is away: it was dead all the same.
+                Ok(None) | Err(_) => undetailed(&died, store.names().display()),
+            };
+            letter.cause = died.cause;
+            letter.copied_to = died.copied_to.as_deref().map(str::to_owned);
+            letter
+        };
+        context.spawn(told.into_actor(self).map(|letter, actor, context| {
+            actor.alerter.send(Alert::DeadLettered(letter));
+            actor.telling_dead = false;
+            actor.tell_dead(context);
+        }));
     }
 
     // ---- prune ---------------------------------------------------------------------------------
@@ -88,4 +260,60 @@ fn show_lag(lag: &Lag) {
     ::metrics::gauge!(metrics::OLDEST_PENDING_SECONDS).set(lag.age().as_secs_f64());
     ::metrics::gauge!(metrics::PENDING).set(lag.pending as f64);
     ::metrics::gauge!(metrics::DEAD).set(lag.dead as f64);
+}
+
+struct LagCheck {
+    lag: Lag,
+    /// It was us who recorded that the outbox began (or ceased) to lag.
+    changed: Option<bool>,
+}
+
+async fn check_lag(store: &Store, threshold: Duration) -> Result<LagCheck, StoreError> {
+    let lag = store.lag().await?;
+    let lagging = lag.age() >= threshold;
+    let changed = lagging != lag.was_lagging && store.lag_changed(lagging).await?;
+    Ok(LagCheck {
+        lag,
+        changed: changed.then_some(lagging),
+    })
+}
+
+/// Prefix of a destination's subject in the table of alerts.
+const DESTINATION: &str = "destination:";
+/// Subject of the connection in the table of alerts.
+const BROKER: &str = "broker";
+
+fn subject(circuit: &Circuit) -> String {
+    match circuit {
+        Circuit::Connection => BROKER.to_owned(),
+        Circuit::Destination(name) => format!("{DESTINATION}{name}"),
+    }
+}
+
+fn circuit(subject: &str) -> Option<Circuit> {
+    if subject == BROKER {
+        return Some(Circuit::Connection);
+    }
+    let name = subject.strip_prefix(DESTINATION)?;
+    Some(Circuit::Destination(name.into()))
+}
+
+/// What the relay itself knows of a dead event.
+fn undetailed(died: &Died, table: String) -> DeadLetter {
+    let Died { subject, .. } = died;
+    DeadLetter {
+        id: subject.id.0,
+        aggregate_type: subject.key.aggregate_type.to_string(),
+        aggregate_id: subject.key.aggregate_id.to_string(),
+        event_type: subject.event_type.as_deref().unwrap_or("?").to_owned(),
+        attempts: died.attempts,
+        last_error: died.error.clone(),
+        cause: died.cause,
+        payload_bytes: None,
+        held_back: None,
+        held_back_capped: false,
+        holds: died.holds,
+        copied_to: died.copied_to.as_deref().map(str::to_owned),
+        table,
+    }
 }

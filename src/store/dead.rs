@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokio_postgres::types::ToSql;
 
 use super::{Store, StoreError};
+use crate::alert::DeadLetter;
 
 /// Later events held back are counted up to here.
 pub const MOST_HELD_BACK: i32 = 10_000;
@@ -238,6 +239,36 @@ impl Store {
             payload_bytes: i64::from(row.get::<_, i32>("payload_bytes")),
             payload: row.get("payload"),
             held_back: row.get("held_back"),
+        }))
+    }
+
+    /// What an alert says of a dead event; none if it is not dead any more.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses.
+    pub async fn dead_letter(&self, id: i64) -> Result<Option<DeadLetter>, StoreError> {
+        let rows = self
+            .query(&self.queries.dead_letter, &[&id, &MOST_HELD_BACK])
+            .await?;
+        Ok(rows.first().map(|row| {
+            let held_back: i64 = row.get("held_back");
+            DeadLetter {
+                id,
+                aggregate_type: row.get("aggregate_type"),
+                aggregate_id: row.get("aggregate_id"),
+                event_type: row.get("event_type"),
+                attempts: row.get("attempts"),
+                last_error: row
+                    .get::<_, Option<String>>("last_error")
+                    .unwrap_or_default(),
+                cause: "",
+                payload_bytes: u64::try_from(row.get::<_, i64>("payload_bytes")).ok(),
+                held_back: Some(held_back),
+                held_back_capped: held_back >= i64::from(MOST_HELD_BACK),
+                holds: row.get("holds"),
+                copied_to: None,
+                table: self.names.display(),
+            }
         }))
     }
 

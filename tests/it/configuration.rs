@@ -99,6 +99,10 @@ async fn a_wrong_option_is_named() {
             &["rabbitmq.exchange", "255 bytes"],
         ),
         ("admin.listen", "9464", &["admin.listen", "127.0.0.1:9464"]),
+        ("alerts.timeout", "1ms", &["alerts.timeout", "between"]),
+        ("alerts.give_up_after", "2d", &["alerts.give_up_after"]),
+        ("alerts.link", "dashboard", &["alerts.link", "https://"]),
+        ("alerts.slack", "x", &["alerts.slack", "slack_url"]),
         ("log.format", "xml", &["log.format", "json"]),
         ("log.level", "[[", &["log.level"]),
         (
@@ -133,6 +137,47 @@ async fn a_wrong_url_is_named_and_not_shown() {
         for command in ["run", "check"] {
             let run = bellwire(&[(variable, url)], &[command]).await;
             assert_one_line(&run, MISCONFIGURED, &[key, variable]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_receiver_of_alerts_is_named_and_not_shown() {
+    let url = ("alerts.webhook_url", "https://alerts.example/S3cr");
+    let cases: &[(&[(&str, &str)], &str)] = &[
+        (&[("alerts.slack_url", "S3cret")], "alerts.slack_url"),
+        (
+            &[("alerts.slack_url", "ftp://host/S3cret")],
+            "alerts.slack_url",
+        ),
+        (
+            &[("alerts.slack_url", "https:///S3 cret")],
+            "alerts.slack_url",
+        ),
+        (
+            &[("alerts.webhook_url", "file:///S3cret")],
+            "alerts.webhook_url",
+        ),
+        (
+            &[("alerts.webhook_token", "S3cret")],
+            "alerts.webhook_token",
+        ),
+        (
+            &[url, ("alerts.webhook_token", "S3cr et")],
+            "alerts.webhook_token",
+        ),
+        (
+            &[
+                ("alerts.webhook_url", "https://u:S3cr@alerts.example/"),
+                ("alerts.webhook_token", "S3cret"),
+            ],
+            "alerts.webhook_token",
+        ),
+    ];
+    for (settings, key) in cases {
+        for command in ["run", "check"] {
+            let run = bellwire(settings, &[command]).await;
+            assert_one_line(&run, MISCONFIGURED, &[key]);
         }
     }
 }
@@ -179,6 +224,15 @@ async fn a_wrong_file_is_named_and_its_secrets_are_not_shown() {
             "database = \"postgres://u:S3cr@t@h/d\"\n",
             &["database", "[database]"],
         ),
+        (
+            "[alerts]\nslack_url = [\"https://h/S3cr\"]\n",
+            &["alerts.slack_url"],
+        ),
+        (
+            "[alerts]\nwebhook_token = [\"S3cr\"]\n",
+            &["alerts.webhook_token"],
+        ),
+        ("alerts = \"https://h/S3cr\"\n", &["alerts", "[alerts]"]),
         (
             "[database]\nurl = \"S3cr\"\nurl = \"S3cr\"\n",
             &["my.toml", "line 3"],
@@ -415,8 +469,8 @@ async fn an_outbox_of_another_shape_is_refused_at_the_start() {
             &["schema version 0", "bellwire migrate"],
         ),
         (
-            "INSERT INTO outbox_migrations SELECT version + 1, 'x', applied_on, checksum FROM outbox_migrations",
-            &["schema version 2", "newer bellwire"],
+            "INSERT INTO outbox_migrations SELECT max(version) + 1, 'x', max(applied_on), max(checksum) FROM outbox_migrations",
+            &["schema version 3", "newer bellwire"],
         ),
         (
             "DROP TABLE outbox_migrations",

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Arrival, Ledger, Load, Proxy, Relay, SOON, World, amqp_url, database_url};
+use crate::support::{Arrival, Ledger, Load, Proxy, Relay, SOON, World, amqp_url};
 
 const IN_HAND: &str = "status = 'pending' AND claimed_by IS NOT NULL";
 
@@ -221,42 +221,10 @@ async fn no_transaction_is_open_while_a_confirm_is_awaited() {
     world.clean().await;
 }
 
-/// A login role of this world's name with what a relay needs, and these defaults.
-async fn role(world: &World, defaults: &[&str]) -> String {
-    let name = &world.schema;
-    world
-        .sql(&format!(
-            "CREATE ROLE {name} LOGIN;
-             GRANT USAGE ON SCHEMA {name} TO {name};
-             -- What the README says that a relay needs, and no more.
-             GRANT SELECT, UPDATE ON outbox, outbox_bucket TO {name};
-             GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_replica TO {name};
-             GRANT SELECT ON outbox_migrations TO {name};
-             GRANT USAGE ON SEQUENCE outbox_token TO {name}"
-        ))
-        .await;
-    for default in defaults {
-        world.sql(&format!("ALTER ROLE {name} SET {default}")).await;
-    }
-    let mut url = url::Url::parse(&database_url()).unwrap();
-    url.set_username(name).unwrap();
-    url.to_string()
-}
-
-async fn drop_role(world: &World) {
-    let name = &world.schema;
-    // Sessions of relays that were just killed may linger.
-    let gone = format!("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = '{name}')");
-    world.until(&gone, SOON).await;
-    world
-        .sql(&format!("DROP OWNED BY {name}; DROP ROLE {name}"))
-        .await;
-}
-
 async fn isolation_does_not_matter(level: &str) {
     let mut world = World::new().await;
     let default = format!("default_transaction_isolation = '{level}'");
-    let url = role(&world, &[&default]).await;
+    let url = world.login("relay", &[&default]).await;
     let settings = [("DATABASE_URL", url.as_str()), ("relay.lease", "30s")];
     let relays = [world.relay(&settings), world.relay(&settings)];
     world.fill("order", 50, 20).await;
@@ -269,7 +237,7 @@ async fn isolation_does_not_matter(level: &str) {
         relay.kill().await;
         assert_eq!(relay.logged("40001"), 0, "{}", relay.log());
     }
-    drop_role(&world).await;
+    world.drop_roles().await;
     world.clean().await;
 }
 
@@ -295,7 +263,7 @@ async fn never_more_is_claimed_at_once_than_the_batch_size_whatever_the_plan() {
     let mut world = World::new().await;
     let broker = Proxy::new(&amqp_url()).await;
     let amqp = broker.through(&amqp_url());
-    let url = role(&world, NESTED_LOOPS).await;
+    let url = world.login("relay", NESTED_LOOPS).await;
     let mut relay = world
         .ready_relay(&[
             ("DATABASE_URL", &url),
@@ -321,7 +289,7 @@ async fn never_more_is_claimed_at_once_than_the_batch_size_whatever_the_plan() {
         .await;
     assert!(most <= 5, "{most}");
     relay.kill().await;
-    drop_role(&world).await;
+    world.drop_roles().await;
     world.clean().await;
 }
 
@@ -330,7 +298,7 @@ async fn never_more_is_in_hand_than_there_are_credits_whatever_the_plan() {
     let mut world = World::new().await;
     let broker = Proxy::new(&amqp_url()).await;
     let amqp = broker.through(&amqp_url());
-    let url = role(&world, NESTED_LOOPS).await;
+    let url = world.login("relay", NESTED_LOOPS).await;
     let mut relay = world
         .ready_relay(&[
             ("DATABASE_URL", &url),
@@ -354,6 +322,6 @@ async fn never_more_is_in_hand_than_there_are_credits_whatever_the_plan() {
     }
     Ledger::of(&arrivals).assert_sound(&world.committed().await);
     relay.kill().await;
-    drop_role(&world).await;
+    world.drop_roles().await;
     world.clean().await;
 }

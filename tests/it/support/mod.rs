@@ -17,12 +17,15 @@ use tokio_postgres::error::SqlState;
 mod ledger;
 mod load;
 mod proxy;
+mod receiver;
 mod relay;
+mod roles;
 mod services;
 
 pub use ledger::Ledger;
 pub use load::Load;
 pub use proxy::Proxy;
+pub use receiver::{Receiver, Reply};
 pub use relay::{Relay, Run};
 pub use services::Services;
 
