@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{Failure, open_store};
-use crate::config::Config;
+use crate::config::{Config, WakeSetting};
 use crate::store::{Lag, ReplicaStatus};
 
 /// Show what waits and who carries it.
@@ -20,6 +20,8 @@ pub(super) struct Arguments {
 #[derive(Serialize)]
 struct Report {
     lagging: bool,
+    /// Nothing wakes the relays but the tick.
+    poll_only: bool,
     #[serde(flatten)]
     lag: Lag,
     replicas: Vec<ReplicaStatus>,
@@ -37,6 +39,8 @@ pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Fa
     let report = Report {
         lagging: age >= config.lag.alert.as_secs_f64(),
         lag,
+        poll_only: config.relay.wake == WakeSetting::Poll
+            || store.listen_connector().await?.is_none(),
         replicas: store.replicas().await?,
     };
     if arguments.json {
@@ -59,8 +63,9 @@ fn print(table: &str, report: &Report) {
         }
     };
     let state = if report.lagging { "LAGGING" } else { "ok" };
+    let polls = if report.poll_only { ", poll-only" } else { "" };
     println!(
-        "{table}: {state}, {} pending, {} dead-lettered",
+        "{table}: {state}, {} pending, {} dead-lettered{polls}",
         count(report.lag.pending),
         count(report.lag.dead)
     );

@@ -147,7 +147,9 @@ impl Config {
             let reason = match key.as_str() {
                 // The value may be a URL with its password.
                 "database" | "rabbitmq" => format!("is a section: write its options below [{key}]"),
-                "database.url" | "rabbitmq.url" => "must be a string".to_owned(),
+                "database.url" | "database.listen_url" | "rabbitmq.url" => {
+                    "must be a string".to_owned()
+                }
                 _ => reason(error.inner()),
             };
             ConfigError::key(key, reason)

@@ -131,6 +131,8 @@ pub struct View {
     pub breaker: &'static str,
     /// Why the breaker is not closed.
     pub breaker_reason: Option<String>,
+    /// What wakes the relay: `notify`, or `poll-only` for the tick alone.
+    pub wake: &'static str,
     /// Why notifications do not arrive, while they do not. Events wait for the tick then.
     pub listener_trouble: Option<String>,
     /// The claimer's part.
@@ -210,7 +212,7 @@ impl Supervisor {
             once,
             sink,
             generation: None,
-            hearing: Arc::new(watch::channel(Err("not connected yet".to_owned())).0),
+            hearing: Arc::new(watch::channel(Hearing::Lost("not connected yet".into())).0),
             totals: Arc::default(),
             rebuilds: VecDeque::new(),
             restarts: 0,
@@ -271,6 +273,7 @@ impl Supervisor {
             claimer.clone().recipient(),
             me.recipient(),
             self.hearing.clone(),
+            relay.wake,
         )
         .start();
         claimer
@@ -591,6 +594,7 @@ impl Handler<Observe> for Supervisor {
 
     fn handle(&mut self, _: Observe, _: &mut Self::Context) -> Self::Result {
         let count = |total: &std::sync::atomic::AtomicU64| total.load(Ordering::Relaxed);
+        let hearing = self.hearing.borrow().clone();
         let mut view = View {
             breaker: match self.breaker.state() {
                 State::Closed => "closed",
@@ -598,7 +602,8 @@ impl Handler<Observe> for Supervisor {
                 State::Open { .. } => "open",
             },
             breaker_reason: self.breaker.reason().map(str::to_owned),
-            listener_trouble: self.hearing.borrow().as_ref().err().cloned(),
+            listener_trouble: hearing.trouble().map(str::to_owned),
+            wake: hearing.wake(),
             published: count(&self.totals.published),
             failed: count(&self.totals.failed),
             dead_lettered: count(&self.totals.dead),
