@@ -13,7 +13,7 @@ use super::StoreError;
 use super::connect::{Connector, in_time};
 use crate::config::PoolerSetting;
 
-/// Other clients of the pooler may take the very session that is waited for: ask more than once.
+/// Other clients of the pooler may take the very session that is looked for: look more than once.
 const ROUNDS: usize = 3;
 
 /// How long a connection of ours keeps its server session.
@@ -76,23 +76,25 @@ impl Pooler {
     }
 }
 
-/// One connection sets a word and lets go; another begins a transaction, for which a pooler hands it
-/// the server session used last. If it finds the word there, or the first one no longer finds it, the
-/// two share server sessions. On direct connections neither can be.
+/// One connection sets a word; another, which never does, looks for any; the first looks for its own.
+/// If the second finds one, or the first does not, they share server sessions: on direct connections
+/// neither can be. A pooler hands out the session used last, or the one used longest ago: hence the
+/// growing number of looks. Nobody waits with a session in hand: others may be asking, too.
 async fn ask(connector: &Connector) -> Result<Pooling, StoreError> {
     let (setter, _) = connector.bare(|_| {}).await?;
     let (other, _) = connector.bare(|_| {}).await?;
-    for _ in 0..ROUNDS {
+    let mut shared = false;
+    for round in 1..=ROUNDS {
         let word = format!("{:016x}", rand::random::<u64>());
         in_time(setter.batch_execute(&format!("SET bellwire.probe = '{word}'"))).await?;
-        in_time(other.batch_execute("BEGIN"))
-            .await
-            .map_err(without_transactions)?;
-        let shared = read(&other).await?.as_deref() == Some(&word)
-            || read(&setter).await?.as_deref() != Some(&word);
-        // With the word removed from where it is likely to be: the session is not ours.
-        in_time(other.batch_execute("ROLLBACK; RESET bellwire.probe")).await?;
+        for _ in 0..round {
+            // Once reset, it is empty.
+            shared |= look(&other).await?.is_some_and(|found| !found.is_empty());
+        }
+        shared |= look(&setter).await?.as_deref() != Some(&word);
         if shared {
+            // From where it is likely to be: the session serves others.
+            in_time(other.batch_execute("RESET bellwire.probe")).await?;
             tracing::debug!("the database is reached through a pooler in transaction mode");
             return Ok(Pooling::Transaction);
         }
@@ -100,10 +102,21 @@ async fn ask(connector: &Connector) -> Result<Pooling, StoreError> {
     Ok(Pooling::Session)
 }
 
-async fn read(client: &Client) -> Result<Option<String>, StoreError> {
-    // The simple protocol, since it leaves nothing behind.
-    let answer =
-        in_time(client.simple_query("SELECT current_setting('bellwire.probe', true)")).await?;
+/// In a transaction and by the simple protocol, which leaves nothing behind.
+async fn look(client: &Client) -> Result<Option<String>, StoreError> {
+    let answer = in_time(async {
+        let (begun, answer, ended) = futures_util::join!(
+            client.batch_execute("BEGIN"),
+            client.simple_query("SELECT current_setting('bellwire.probe', true)"),
+            client.batch_execute("ROLLBACK"),
+        );
+        begun?;
+        let answer = answer?;
+        ended?;
+        Ok(answer)
+    })
+    .await
+    .map_err(without_transactions)?;
     Ok(answer.iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
         _ => None,
@@ -120,5 +133,44 @@ fn without_transactions(error: StoreError) -> StoreError {
             )
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(setting: PoolerSetting, pooling: Pooling) -> Pooler {
+        let pooler = Pooler::new(setting);
+        pooler.asked.set(pooling).unwrap();
+        pooler
+    }
+
+    fn refused(code: &str) -> StoreError {
+        StoreError::Refused {
+            code: code.into(),
+            message: String::new(),
+        }
+    }
+
+    #[test]
+    fn vanished_statements_betray_a_pooler_and_other_errors_do_not() {
+        let pooler = found(PoolerSetting::Auto, Pooling::Session);
+        for code in ["42P01", "25006", "57P01"] {
+            pooler.learn(&refused(code));
+        }
+        assert_eq!(pooler.known(), Some(Pooling::Session));
+        pooler.learn(&refused("26000"));
+        assert_eq!(pooler.known(), Some(Pooling::Transaction));
+    }
+
+    #[test]
+    fn what_is_configured_is_neither_asked_nor_learned() {
+        let pooler = Pooler::new(PoolerSetting::None);
+        pooler.learn(&refused("42P05"));
+        assert_eq!(pooler.known(), Some(Pooling::Session));
+        let pooler = Pooler::new(PoolerSetting::Transaction);
+        assert_eq!(pooler.known(), Some(Pooling::Transaction));
+        assert_eq!(Pooler::new(PoolerSetting::Auto).known(), None);
     }
 }

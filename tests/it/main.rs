@@ -14,6 +14,7 @@ mod shutdown;
 mod replicas;
 mod wakeup;
 mod broker;
+mod pooler;
 mod exclusive;
 mod configuration;
 mod fidelity;
