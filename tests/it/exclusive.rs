@@ -4,6 +4,7 @@
 use std::ops::Deref;
 use std::time::Duration;
 
+use crate::admin::{ANY_PORT, address, get, until_ready};
 use crate::support::{Ledger, Load, SOON, Services, World};
 
 /// From the server's return to the last delivery.
@@ -41,6 +42,7 @@ impl Drop for Shared {
             // What a failed test may have left behind.
             self.rabbitmqctl_blocking(&["set_vm_memory_high_watermark", "0.4"]);
             self.rabbitmqctl_blocking(&["eval", &max_message_size(DEFAULT_MAX_MESSAGE_SIZE)]);
+            self.run_blocking(&["psql", "-c", READ_WRITE, "-c", RELOAD]);
         }
     }
 }
@@ -106,6 +108,50 @@ async fn a_database_killed_and_started_again_costs_nothing() {
     load.stop().await;
     world.reconnect().await;
     world.assert_all_delivered().await;
+    world.clean().await;
+}
+
+const READ_ONLY: &str = "ALTER SYSTEM SET default_transaction_read_only = on";
+const READ_WRITE: &str = "ALTER SYSTEM RESET default_transaction_read_only";
+const RELOAD: &str = "SELECT pg_reload_conf()";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_takes_no_writes_for_a_while_costs_nothing() {
+    if Shared::ours().is_none() {
+        return;
+    }
+    let mut world = World::new().await;
+    let relay = world.relay(&[ANY_PORT]);
+    let address = address(&relay).await;
+    until_ready(&address, 200, "", SOON).await;
+    // The application's session may still write: rows wait, and more are coming.
+    world.sql("SET default_transaction_read_only = off").await;
+    world.fill("order", 20, 5).await;
+    world.sql(READ_ONLY).await;
+    world.sql(RELOAD).await;
+    until_ready(&address, 503, "database", SOON).await;
+    for _ in 0..5 {
+        world.fill("order", 20, 5).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let (code, _) = get(&address, "/readyz").await;
+    assert_eq!(code, 503, "{}", relay.log());
+    world.sql(READ_WRITE).await;
+    world.sql(RELOAD).await;
+    until_ready(&address, 200, "", SECONDS).await;
+    world.until_published(SECONDS).await;
+    let committed = world.committed().await;
+    let arrivals = world.arrivals(committed.len(), SOON).await;
+    let ledger = Ledger::of(&arrivals);
+    ledger.assert_sound(&committed);
+    // Of what was published when the marks began to fail, at most once more.
+    let in_hand = 100;
+    assert!(ledger.repeats <= in_hand, "{} repeats", ledger.repeats);
+    let attempts: i64 = world.one("SELECT sum(attempts) FROM outbox").await;
+    assert_eq!(attempts, 0, "attempts were counted");
+    let duplicates = relay.logged("a duplicate is possible");
+    let warnings = relay.logged("WARN") - duplicates;
+    assert!(warnings <= 6, "{warnings} warnings\n{}", relay.log());
     world.clean().await;
 }
 
