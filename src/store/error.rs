@@ -87,10 +87,18 @@ impl From<tokio_postgres::Error> for StoreError {
                     refused.message()
                 ));
             }
-            return Self::Refused {
+            let mut refused = Self::Refused {
                 code: refused.code().code().to_owned(),
                 message: refused.message().to_owned(),
             };
+            if refused.is_of_pooler()
+                && let Self::Refused { message, .. } = &mut refused
+            {
+                message.push_str(
+                    " (is there a connection pooler in transaction mode? Set database.pooler to it)",
+                );
+            }
+            return refused;
         }
         let mut text = error.to_string();
         let mut source = error.source();

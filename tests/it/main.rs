@@ -15,6 +15,7 @@ mod replicas;
 mod wakeup;
 mod broker;
 mod pooler;
+mod failover;
 mod exclusive;
 mod configuration;
 mod fidelity;
