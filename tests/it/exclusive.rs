@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use crate::admin::{ANY_PORT, address, get, until_ready};
+use crate::pooler::pooler_url;
 use crate::support::{Ledger, Load, SOON, Services, World};
 
 /// From the server's return to the last delivery.
@@ -31,6 +32,9 @@ impl Shared {
     fn start(&self) {
         for server in ["postgres", "rabbitmq"] {
             self.run_blocking(&["start", server]);
+        }
+        if std::env::var_os("BELLWIRE_TEST_PGBOUNCER_URL").is_some() {
+            self.run_blocking(&["start", "pgbouncer"]);
         }
     }
 }
@@ -107,6 +111,30 @@ async fn a_database_killed_and_started_again_costs_nothing() {
     load.more(50).await;
     load.stop().await;
     world.reconnect().await;
+    world.assert_all_delivered().await;
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_or_the_server_behind_it_killed_and_started_again_costs_nothing() {
+    let (Some(servers), Some(url)) = (Shared::ours(), pooler_url()) else {
+        return;
+    };
+    let mut world = World::new().await;
+    let settings = [("DATABASE_URL", url.as_str()), ("relay.tick", "1s")];
+    let relay = world.ready_relay(&settings).await;
+    for server in ["pgbouncer", "postgres"] {
+        let load = Load::start(&world);
+        load.more(100).await;
+        servers.run(&["kill", server]).await;
+        servers.run(&["start", server]).await;
+        load.more(50).await;
+        load.stop().await;
+        world.reconnect().await;
+        assert!(relay.logged("claim token void") > 0, "{}", relay.log());
+        // The pooler waits for 15 seconds before it asks a server again that refused it.
+        world.until_published(SECONDS * 2).await;
+    }
     world.assert_all_delivered().await;
     world.clean().await;
 }

@@ -16,7 +16,7 @@ const NO_NOTIFICATIONS: &str = "notifications do not arrive through a connection
 const POOL_SIZE: usize = 2;
 
 /// None, said loudly, without a pooler.
-fn pooler_url() -> Option<String> {
+pub fn pooler_url() -> Option<String> {
     let url = std::env::var("BELLWIRE_TEST_PGBOUNCER_URL").ok();
     if url.is_none() {
         eprintln!("SKIPPED: BELLWIRE_TEST_PGBOUNCER_URL is not set, see scripts/services");
