@@ -19,6 +19,9 @@ unexport MAKEFLAGS
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
+# PgBouncer is for tests only.
+demo bench: SERVICES_FLAGS := --no-pooler
+
 demo: services ## see events go from PostgreSQL to RabbitMQ (DEMO_ARGS)
 	@cargo build --release $(CARGO_FLAGS)
 	@$(with_services) cargo run --release --quiet $(CARGO_FLAGS) -- demo $(DEMO_ARGS)
@@ -70,7 +73,7 @@ fmt: ## format the code
 	cargo fmt
 
 services: ## start the private PostgreSQL and RabbitMQ, or find them running
-	@scripts/services up --dir $(SERVICES)
+	@scripts/services up --dir $(SERVICES) $(SERVICES_FLAGS)
 
 stop: ## stop them and remove their data
 	@scripts/services down --dir $(SERVICES)

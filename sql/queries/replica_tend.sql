@@ -15,7 +15,9 @@ WITH renewed AS (
 ), peer AS MATERIALIZED (
     SELECT r.token, r.ready,
            r.lease_until > clock_timestamp()
-           AND EXISTS (SELECT FROM held h WHERE h.token = r.token AND h.pid = r.session_pid) AS alive
+           -- Without a session (0) it lives by its lease alone.
+           AND (r.session_pid = 0
+                OR EXISTS (SELECT FROM held h WHERE h.token = r.token AND h.pid = r.session_pid)) AS alive
     FROM {{outbox_replica}} r
     WHERE r.token <> $1
 )

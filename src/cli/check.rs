@@ -6,8 +6,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{FAILED, Failure, open_sink, open_store, print_json};
-use crate::config::Config;
-use crate::store::Store;
+use crate::config::{Config, WakeSetting};
+use crate::relay::listener::POOLED;
+use crate::store::{Pooling, Store, StoreError};
 
 /// A notification to oneself takes a round trip.
 const HEARD_WITHIN: Duration = Duration::from_secs(3);
@@ -60,24 +61,24 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         lines.push(Line { check, ok, detail });
         ok
     };
-    let connected = match store.connect().await {
-        Ok(client) => match client
-            .query_one("SELECT current_setting('server_version')", &[])
-            .await
-        {
-            Ok(row) => Ok(format!("PostgreSQL {}", row.get::<_, &str>(0))),
-            Err(error) => Err(crate::store::StoreError::from(error).to_string()),
-        },
-        Err(error) => Err(error.to_string()),
-    };
+    let connected = database(&store).await.map_err(|error| error.to_string());
     if line("database", connected) {
         let table = store.names().display();
         let shape = store.check_shape().await.map_err(|error| error.to_string());
         line(
             "outbox",
-            shape.map(|()| format!("{table} has the shape and version this relay works with")),
+            shape.map(|silent| {
+                let right = format!("{table} has the shape and version this relay works with");
+                silent.iter().fold(right, |text, trigger| {
+                    format!("{text}; trigger {} is {}", trigger.name, trigger.state)
+                })
+            }),
         );
-        line("notifications", hears(&store).await);
+        let heard = match config.relay.wake {
+            WakeSetting::Notify => hears(&store).await,
+            WakeSetting::Poll => Ok("poll-only, as relay.wake says".to_owned()),
+        };
+        line("notifications", heard);
     }
     let sink = open_sink(config)?;
     let probed = sink.probe().await.map_err(|error| error.message);
@@ -105,10 +106,23 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
     Ok(lines)
 }
 
-/// Does a notification arrive on a session that listens? Not through a pooler in transaction mode.
+async fn database(store: &Store) -> Result<String, StoreError> {
+    let version = store.server_version().await?;
+    Ok(match store.connector().pooling().await? {
+        Pooling::Session => format!("PostgreSQL {version}"),
+        Pooling::Transaction => {
+            format!("PostgreSQL {version}, through a connection pooler in transaction mode")
+        }
+    })
+}
+
+/// Does a notification arrive on a session that listens?
 async fn hears(store: &Store) -> Result<String, String> {
-    let (client, mut notifications) = store
-        .connector()
+    let connector = store.listen_connector().await;
+    let Some(connector) = connector.map_err(|error| error.to_string())? else {
+        return Ok(format!("poll-only: {POOLED}"));
+    };
+    let (client, mut notifications) = connector
         .open(|_| {})
         .await
         .map_err(|error| error.to_string())?;
@@ -123,7 +137,7 @@ async fn hears(store: &Store) -> Result<String, String> {
             .await
     };
     told.await
-        .map_err(|error| crate::store::StoreError::from(error).to_string())?;
+        .map_err(|error| StoreError::from(error).to_string())?;
     let heard = async {
         while let Some(ring) = notifications.recv().await {
             if ring.payload() == word {
@@ -138,8 +152,9 @@ async fn hears(store: &Store) -> Result<String, String> {
     {
         Ok(format!("arrive on channel {channel}"))
     } else {
-        Err("do not arrive: is there a connection pooler in transaction mode? Give the relay a direct \
-             connection; until then events wait for the tick"
+        Err("do not arrive: does database.listen_url, or database.url without it, lead to a connection \
+             pooler in transaction mode? Set database.listen_url to a direct connection; until then \
+             events wait for the tick"
             .to_owned())
     }
 }

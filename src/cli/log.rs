@@ -11,6 +11,8 @@ const SILENCED: &[&str] = &["lapin::returned_messages=off"];
 /// Crates whose own reports repeat ours; `log.level` may ask for them again.
 const QUIETENED: &[&str] = &[
     "lapin=off",
+    // Warns of each dead connection that it replaces.
+    "deadpool=off",
     "actix_server=warn",
     "tokio_postgres=warn",
     "refinery_core=warn",

@@ -7,13 +7,21 @@ use crate::config::Config;
 
 /// Create the outbox, or adopt and update an existing one.
 #[derive(Args, Debug)]
-pub(super) struct Arguments {}
+pub(super) struct Arguments {
+    /// Leave out the trigger that notifies at each INSERT, for relays with relay.wake = "poll"
+    #[arg(long)]
+    no_trigger: bool,
+}
 
-pub(super) async fn run(config: &Config, _: &Arguments) -> Result<u8, Failure> {
+pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Failure> {
     let store = open_store(config, "migrate")?;
-    let migrated = store.migrate().await?;
+    let migrated = if arguments.no_trigger {
+        store.migrate_without_trigger().await?
+    } else {
+        store.migrate().await?
+    };
     let table = store.names().display();
-    if migrated.from == migrated.to && migrated.indexes.is_empty() {
+    if migrated.from == migrated.to && migrated.indexes.is_empty() && migrated.trigger.is_none() {
         println!("{table} is up to date (schema version {})", migrated.to);
         return Ok(0);
     }
@@ -23,6 +31,9 @@ pub(super) async fn run(config: &Config, _: &Arguments) -> Result<u8, Failure> {
     );
     if !migrated.indexes.is_empty() {
         println!("indexes built: {}", migrated.indexes.join(", "));
+    }
+    if let Some(done) = migrated.trigger {
+        println!("insert trigger {done}");
     }
     if migrated.event_ids > 0 {
         println!("event ids given to {} unpublished rows", migrated.event_ids);

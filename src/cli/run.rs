@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{EVENTS_FAILED, FAILED, Failure, open_sink, open_store, replica_name};
 use crate::alert::{Alert, Alerter};
-use crate::config::Config;
+use crate::config::{Config, WakeSetting};
 use crate::relay::Relay;
 use crate::relay::supervisor::Ending;
 use crate::store::Store;
@@ -57,7 +57,7 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
     let sink = open_sink(&config)?;
     let recorder = metrics::install().context("cannot install the metrics recorder")?;
     tokio::select! {
-        checked = wait_for_outbox(&store, arguments.once) => checked?,
+        checked = wait_for_outbox(&store, config.relay.wake, arguments.once) => checked?,
         () = stop.asked() => return Ok(0),
     }
     let address = config.admin.listen.0.filter(|_| !arguments.once);
@@ -113,11 +113,20 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
 }
 
 /// Waits for a database that is away, refuses an outbox that is wrong.
-async fn wait_for_outbox(store: &Store, once: bool) -> Result<(), Failure> {
+async fn wait_for_outbox(store: &Store, wake: WakeSetting, once: bool) -> Result<(), Failure> {
     let mut logged = false;
     loop {
         match store.check_shape().await {
-            Ok(()) => return Ok(()),
+            Ok(silent) => {
+                for trigger in silent.iter().filter(|_| wake == WakeSetting::Notify) {
+                    let (name, state) = (&trigger.name, trigger.state);
+                    tracing::warn!(
+                        trigger = name,
+                        "trigger is {state}, events wait for the tick"
+                    );
+                }
+                return Ok(());
+            }
             Err(error) if once || error.is_fatal_at_start() => return Err(error.into()),
             Err(error) if !logged => {
                 logged = true;

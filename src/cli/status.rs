@@ -4,7 +4,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{Failure, age, open_store, print_json};
-use crate::config::Config;
+use crate::config::{Config, WakeSetting};
 use crate::event::OneLine;
 use crate::store::{Lag, ReplicaStatus};
 
@@ -19,6 +19,8 @@ pub(super) struct Arguments {
 #[derive(Serialize)]
 struct Report {
     lagging: bool,
+    /// Nothing wakes the relays but the tick.
+    poll_only: bool,
     #[serde(flatten)]
     lag: Lag,
     replicas: Vec<ReplicaStatus>,
@@ -31,6 +33,8 @@ pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Fa
     let report = Report {
         lagging: lag.age() >= config.lag.alert,
         lag,
+        poll_only: config.relay.wake == WakeSetting::Poll
+            || store.listen_connector().await?.is_none(),
         replicas: store.replicas().await?,
     };
     if arguments.json {
@@ -50,8 +54,9 @@ fn print(table: &str, report: &Report) {
         }
     };
     let state = if report.lagging { "LAGGING" } else { "ok" };
+    let polls = if report.poll_only { ", poll-only" } else { "" };
     println!(
-        "{table}: {state}, {} pending, {} dead-lettered",
+        "{table}: {state}, {} pending, {} dead-lettered{polls}",
         count(report.lag.pending),
         count(report.lag.dead)
     );

@@ -41,6 +41,7 @@ pub const DEFAULT_FILE: &str = "bellwire.toml";
 /// Options whose values are never shown, not even when they are refused.
 const SECRETS: &[&str] = &[
     "database.url",
+    "database.listen_url",
     "rabbitmq.url",
     "alerts.slack_url",
     "alerts.webhook_url",

@@ -21,6 +21,29 @@ pub const DEFAULT_TICK: Duration = Duration::from_secs(5);
 /// Below the 30 seconds that Kubernetes allows by default. Docker's default of 10 has to be raised.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(20);
 
+/// What wakes the relay.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub enum WakeSetting {
+    /// Notifications, and the tick for those that are lost.
+    #[default]
+    Notify,
+    /// The tick alone: no session listens, and the insert trigger can be left out.
+    Poll,
+}
+
+impl TryFrom<String> for WakeSetting {
+    type Error = String;
+
+    fn try_from(value: String) -> Result<Self, String> {
+        match value.as_str() {
+            "notify" => Ok(Self::Notify),
+            "poll" => Ok(Self::Poll),
+            _ => Err(format!("must be `notify` or `poll`, is `{value}`")),
+        }
+    }
+}
+
 /// `[relay]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -36,6 +59,8 @@ pub struct RelayConfig {
     /// How long a claim token lives without being renewed.
     #[serde(with = "humantime_serde")]
     pub lease: Duration,
+    /// What wakes the relay.
+    pub wake: WakeSetting,
     /// The timed look when nothing rings.
     #[serde(with = "humantime_serde")]
     pub tick: Duration,
@@ -52,6 +77,7 @@ impl Default for RelayConfig {
             window: DEFAULT_WINDOW,
             batch_size: DEFAULT_BATCH_SIZE,
             lease: DEFAULT_LEASE,
+            wake: WakeSetting::default(),
             tick: DEFAULT_TICK,
             grace: DEFAULT_GRACE,
         }

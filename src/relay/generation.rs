@@ -106,6 +106,7 @@ impl Generation {
             claimer.clone().recipient(),
             supervisor.clone().recipient(),
             plan.hearing.clone(),
+            relay.wake,
         )
         .start();
         Self {

@@ -1,7 +1,8 @@
 //! NOTIFY: hears the doorbell and wakes the claimer.
 //!
 //! # Role
-//! Keeps one session that has done LISTEN; passes rings on as wake-ups.
+//! Keeps one session that has done LISTEN; passes rings on as wake-ups. Where the relay polls, by
+//! choice or behind a pooler in transaction mode, it keeps none and has nothing to do.
 //! # Receives
 //! [`Drain`]; its own connection's end.
 //! # Sends
@@ -29,8 +30,9 @@ use tokio::time::timeout;
 use super::breaker::pauses;
 use super::claimer::Wake;
 use super::supervisor::{Child, Exited};
+use crate::config::WakeSetting;
 use crate::metrics;
-use crate::store::{Notifications, Store, StoreError};
+use crate::store::{Connector, Notifications, Store, StoreError};
 
 /// The first word of a proof; every relay ignores those of the others.
 const PROOF: &str = "prove:";
@@ -48,8 +50,48 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 #[rtype(result = "()")]
 pub struct Drain;
 
-/// Does the listener hear, and if not, why?
-pub type Hearing = Result<(), String>;
+/// Does the listener hear?
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hearing {
+    /// Notifications arrive.
+    Hears,
+    /// Events leave by the tick, as configured.
+    Polls,
+    /// Events leave by the tick: notifications cannot arrive. The sentence names the remedy.
+    PollsFor(&'static str),
+    /// Not now, and why.
+    Lost(String),
+}
+
+impl Hearing {
+    /// `notify` or `poll-only`: what is meant to wake the relay.
+    pub fn wake(&self) -> &'static str {
+        match self {
+            Self::Hears | Self::Lost(_) => "notify",
+            Self::Polls | Self::PollsFor(_) => "poll-only",
+        }
+    }
+
+    /// What somebody should do something about.
+    pub fn trouble(&self) -> Option<&str> {
+        match self {
+            Self::Hears | Self::Polls => None,
+            Self::PollsFor(remedy) => Some(remedy),
+            Self::Lost(reason) => Some(reason),
+        }
+    }
+}
+
+/// Why a relay polls that was not told to.
+pub const POOLED: &str = "notifications do not arrive through a connection pooler in transaction mode, \
+    events wait for the tick: set database.listen_url to a direct connection";
+
+/// How listening ended.
+enum End {
+    Lost(String),
+    /// There is nothing to listen on.
+    Pooled,
+}
 
 /// See the module's head.
 pub struct Listener {
@@ -57,6 +99,7 @@ pub struct Listener {
     claimer: Recipient<Wake>,
     supervisor: Recipient<Exited>,
     hearing: Arc<watch::Sender<Hearing>>,
+    wake: WakeSetting,
     pauses: ExponentialBackoff,
     stopping: bool,
 }
@@ -68,8 +111,10 @@ impl Listener {
         claimer: Recipient<Wake>,
         supervisor: Recipient<Exited>,
         hearing: Arc<watch::Sender<Hearing>>,
+        wake: WakeSetting,
     ) -> Self {
         Self {
+            wake,
             store,
             claimer,
             supervisor,
@@ -85,16 +130,26 @@ impl Listener {
             self.claimer.clone(),
             self.hearing.clone(),
         );
-        context.spawn(session.into_actor(self).map(|reason, actor, context| {
-            if actor.hearing.borrow().is_ok() {
+        context.spawn(session.into_actor(self).map(|end, actor, context| {
+            let End::Lost(reason) = end else {
+                tracing::warn!("{POOLED}");
+                actor.poll(Hearing::PollsFor(POOLED));
+                return;
+            };
+            if *actor.hearing.borrow() == Hearing::Hears {
                 actor.pauses.reset();
                 tracing::warn!(reason, "not listening, events wait for the tick");
             }
             ::metrics::gauge!(metrics::LISTENING).set(0.0);
-            drop(actor.hearing.send_replace(Err(reason)));
+            drop(actor.hearing.send_replace(Hearing::Lost(reason)));
             let pause = actor.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
             context.run_later(pause, Self::listen);
         }));
+    }
+
+    fn poll(&self, why: Hearing) {
+        ::metrics::gauge!(metrics::LISTENING).set(0.0);
+        drop(self.hearing.send_replace(why));
     }
 }
 
@@ -102,7 +157,10 @@ impl Actor for Listener {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        self.listen(context);
+        match self.wake {
+            WakeSetting::Notify => self.listen(context),
+            WakeSetting::Poll => self.poll(Hearing::Polls),
+        }
     }
 
     fn stopped(&mut self, _: &mut Self::Context) {
@@ -119,29 +177,35 @@ impl Handler<Drain> for Listener {
     }
 }
 
-/// Listens until the session is lost; answers why it was.
+/// Listens until the session is lost.
 async fn listen(
     store: Store,
     claimer: Recipient<Wake>,
     hearing: Arc<watch::Sender<Hearing>>,
-) -> String {
-    match listen_once(&store, &claimer, &hearing).await {
-        Ok(reason) => reason,
-        Err(error) => error.to_string(),
-    }
+) -> End {
+    let listened = async {
+        match store.listen_connector().await? {
+            Some(connector) => {
+                let channel = store.names().channel();
+                let lost = listen_on(connector, channel, &claimer, &hearing).await?;
+                Ok::<_, StoreError>(End::Lost(lost))
+            }
+            None => Ok(End::Pooled),
+        }
+    };
+    listened
+        .await
+        .unwrap_or_else(|error| End::Lost(error.to_string()))
 }
 
-async fn listen_once(
-    store: &Store,
+async fn listen_on(
+    connector: &Connector,
+    channel: &str,
     claimer: &Recipient<Wake>,
     hearing: &watch::Sender<Hearing>,
 ) -> Result<String, StoreError> {
     let (on_lost, is_lost) = tokio::sync::oneshot::channel();
-    let (client, mut notifications) = store
-        .connector()
-        .open(|reason| drop(on_lost.send(reason)))
-        .await?;
-    let channel = store.names().channel();
+    let (client, mut notifications) = connector.open(|reason| drop(on_lost.send(reason))).await?;
     client
         .batch_execute(&format!("LISTEN \"{}\"", channel.replace('"', "\"\"")))
         .await?;
@@ -157,10 +221,10 @@ async fn listen_once(
                         .to_owned(),
                 );
             }
-            if hearing.borrow().is_err() {
+            if *hearing.borrow() != Hearing::Hears {
                 tracing::info!(channel, "listening");
                 ::metrics::gauge!(metrics::LISTENING).set(1.0);
-                drop(hearing.send_replace(Ok(())));
+                drop(hearing.send_replace(Hearing::Hears));
             }
             while let Ok(ring) = timeout(QUIET, notifications.recv()).await {
                 let Some(ring) = ring else {

@@ -45,6 +45,8 @@ const ENOUGH: usize = 250;
 const GATHER: Duration = Duration::from_millis(2);
 /// Before a row that somebody holds locked is tried again.
 const LOCKED_PAUSE: Duration = Duration::from_millis(200);
+/// Somebody who asks for a flush waits about so long for it: tries follow each other quickly.
+const HURRY: Duration = Duration::from_secs(3);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -197,6 +199,9 @@ pub struct Marker {
     /// Rows that were locked, waiting for their next try.
     resting: usize,
     busy: bool,
+    /// Until the next try after a failure.
+    pausing: Option<SpawnHandle>,
+    flush_asked: Instant,
     gathering: Option<SpawnHandle>,
     pauses: ExponentialBackoff,
     trouble: bool,
@@ -231,6 +236,8 @@ impl Marker {
             work: VecDeque::new(),
             resting: 0,
             busy: false,
+            pausing: None,
+            flush_asked: Instant::now(),
             gathering: None,
             pauses: pauses(FIRST_PAUSE, LONGEST_PAUSE),
             trouble: false,
@@ -517,11 +524,15 @@ impl Marker {
             tracing::warn!(%error, "marks cannot be recorded, trying again");
         }
         self.busy = true;
-        let pause = self.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
-        context.run_later(pause, |actor, context| {
+        let mut pause = self.pauses.next_backoff().unwrap_or(LONGEST_PAUSE);
+        if self.flush_asked.elapsed() < HURRY {
+            pause = pause.min(LOCKED_PAUSE);
+        }
+        self.pausing = Some(context.run_later(pause, |actor, context| {
+            actor.pausing = None;
             actor.busy = false;
             actor.step(context);
-        });
+        }));
     }
 
     fn return_rows(&self, held: &[Held], due_in: Option<Duration>) {
@@ -654,6 +665,12 @@ impl Handler<Flush> for Marker {
     fn handle(&mut self, _: Flush, context: &mut Self::Context) -> Self::Result {
         let (answer, done) = oneshot::channel();
         self.flushing.push(answer);
+        // Whoever asks is about to give the rows away: what can be recorded before spares a repeat.
+        self.flush_asked = Instant::now();
+        if let Some(pause) = self.pausing.take() {
+            context.cancel_future(pause);
+            self.busy = false;
+        }
         self.step(context);
         Box::pin(async { drop(done.await) })
     }

@@ -35,6 +35,7 @@ use super::circuits::{Circuit, Circuits, Delivering};
 use super::claimer::{self, Ready, Wake};
 use super::failure::Blame;
 use super::generation::{Generation, Plan};
+use super::listener::Hearing;
 use super::marker::Totals;
 use super::outcome::{Outcomes, Subject};
 use crate::alert::Alerter;
@@ -179,6 +180,8 @@ pub struct View {
     pub breaker_reason: Option<String>,
     /// Destinations that take no events.
     pub destinations_down: Vec<DestinationView>,
+    /// What wakes the relay: `notify`, or `poll-only` for the tick alone.
+    pub wake: &'static str,
     /// Why notifications do not arrive, while they do not. Events wait for the tick then.
     pub listener_trouble: Option<String>,
     /// The claimer's part.
@@ -283,7 +286,7 @@ impl Supervisor {
             once,
             sink,
             router,
-            hearing: Arc::new(watch::channel(Err("not connected yet".to_owned())).0),
+            hearing: Arc::new(watch::channel(Hearing::Lost("not connected yet".into())).0),
             totals: Arc::default(),
         };
         Ok(Self {
@@ -699,6 +702,7 @@ impl Handler<Observe> for Supervisor {
 
     fn handle(&mut self, _: Observe, _: &mut Self::Context) -> Self::Result {
         let totals = &self.plan.totals;
+        let hearing = self.plan.hearing.borrow().clone();
         let not_delivering = match self.circuits.delivering() {
             Delivering::Yes => None,
             Delivering::Unknown => Some("not asked yet".to_owned()),
@@ -718,7 +722,8 @@ impl Handler<Observe> for Supervisor {
                     reason: error.message.clone(),
                 })
                 .collect(),
-            listener_trouble: self.plan.hearing.borrow().as_ref().err().cloned(),
+            listener_trouble: hearing.trouble().map(str::to_owned),
+            wake: hearing.wake(),
             published: count(&totals.published),
             failed: count(&totals.failed),
             dead_lettered: count(&totals.dead),

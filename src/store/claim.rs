@@ -3,8 +3,8 @@
 //! One short READ COMMITTED transaction of separate statements, each with a snapshot of its own,
 //! sent in one go: nobody freezes between them and keeps locks for longer than the server allows.
 
-use futures_util::future;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::connect::in_time;
 use super::{Session, StoreError};
@@ -79,35 +79,29 @@ impl Session {
         }
         let partitions = i32::try_from(request.rooms.len()).unwrap_or(i32::MAX);
         let number = self.token.number();
-        let name = self.token.name();
-        let lease = self.lease.as_secs_f64();
-        let statement = self.statements.claim.borrow().clone();
+        let values: [&(dyn ToSql + Sync); 10] = [
+            &number,
+            &self.token.name(),
+            &self.lease.as_secs_f64(),
+            &request.buckets,
+            &request.starts,
+            &request.visits,
+            &request.rows_per_aggregate,
+            &request.limit,
+            &partitions,
+            &request.rooms,
+        ];
+        let whose: [&(dyn ToSql + Sync); 1] = [&number];
+        let claim = self.statements.claim.borrow().clone();
         in_time(async {
             // Polled in this order, so sent in this order; answers come back in it, too. After a
             // failed statement COMMIT rolls back.
-            let (begun, buckets, rows, committed) = future::join4(
-                self.client
-                    .batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
-                self.client
-                    .query(&self.statements.claim_buckets, &[&number]),
-                self.client.query(
-                    &statement,
-                    &[
-                        &number,
-                        &name,
-                        &lease,
-                        &request.buckets,
-                        &request.starts,
-                        &request.visits,
-                        &request.rows_per_aggregate,
-                        &request.limit,
-                        &partitions,
-                        &request.rooms,
-                    ],
-                ),
+            let (begun, buckets, rows, committed) = futures_util::join!(
+                self.client.batch_execute(self.runner.begin()),
+                self.statements.claim_buckets.query(&self.client, &whose),
+                claim.query(&self.client, &values),
                 self.client.batch_execute("COMMIT"),
-            )
-            .await;
+            );
             begun?;
             let buckets = buckets?;
             let rows = rows?;
@@ -115,6 +109,7 @@ impl Session {
             Ok(read_answer(&buckets, &rows))
         })
         .await
+        .inspect_err(|error| self.pooler.learn(error))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Connections: settings that notice a dead peer, TLS, and a bound on every wait.
+//! Connections: settings that notice a dead peer, TLS, poolers, and a bound on every wait.
 
 use std::future::Future;
 use std::str::FromStr;
@@ -16,10 +16,14 @@ use tokio_postgres::{AsyncMessage, Client, Notification};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::StoreError;
-use crate::config::Secret;
+use super::pooler::{Pooler, Pooling};
+use super::runner::Runner;
+use crate::config::{PoolerSetting, Secret};
 
 /// A wrong address or a host that swallows packets should show soon.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For all hosts of a URL together: the last of them may be the one that answers.
+const CONNECT_TIMEOUT_OF_ALL: Duration = Duration::from_secs(9);
 /// Idle time before the kernel asks whether the peer is still there.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 /// Between those questions; three unanswered ones end the connection.
@@ -48,23 +52,27 @@ pub struct Connector {
     config: tokio_postgres::Config,
     tls: MakeRustlsConnect,
     session_sql: Arc<str>,
+    pooler: Arc<Pooler>,
 }
 
 impl Connector {
+    /// `key` names the option that the URL is from.
     pub(super) fn new(
+        key: &str,
         url: &Secret,
         application_name: &str,
-        session_sql: String,
+        session_sql: &str,
+        pooler: PoolerSetting,
     ) -> Result<Self, StoreError> {
         let (url, verify) = split_ssl_mode(url.expose());
-        let mut config = tokio_postgres::Config::from_str(&url).map_err(|_| {
-            StoreError::Shape("database.url is no PostgreSQL connection string".into())
-        })?;
+        let mut config = tokio_postgres::Config::from_str(&url)
+            .map_err(|_| StoreError::Shape(format!("{key} is no PostgreSQL connection string")))?;
         if config.get_application_name().is_none() {
             config.application_name(application_name);
         }
         if config.get_connect_timeout().is_none() {
-            config.connect_timeout(CONNECT_TIMEOUT);
+            let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX);
+            config.connect_timeout(CONNECT_TIMEOUT.min(CONNECT_TIMEOUT_OF_ALL / hosts.max(1)));
         }
         config
             .keepalives(true)
@@ -76,7 +84,28 @@ impl Connector {
             config,
             tls: MakeRustlsConnect::new(tls_client(verify)),
             session_sql: session_sql.into(),
+            pooler: Arc::new(Pooler::new(pooler)),
         })
+    }
+
+    /// Does a connection keep its server session? Finds out by the first call, unless configured.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses.
+    pub async fn pooling(&self) -> Result<Pooling, StoreError> {
+        self.pooler.find(self).await
+    }
+
+    /// How statements run on connections from here; `more` are settings beside the usual ones.
+    pub(super) async fn runner(&self, more: &str) -> Result<Runner, StoreError> {
+        Ok(match self.pooling().await? {
+            Pooling::Session => Runner::Direct,
+            Pooling::Transaction => Runner::pooled(&format!("{}\n{more}", self.session_sql)),
+        })
+    }
+
+    pub(super) fn pooler(&self) -> &Arc<Pooler> {
+        &self.pooler
     }
 
     pub(super) fn config(&self) -> &tokio_postgres::Config {
@@ -87,11 +116,8 @@ impl Connector {
         self.tls.clone()
     }
 
-    pub(super) fn session_sql(&self) -> &str {
-        &self.session_sql
-    }
-
-    /// A connection of one's own, with our session settings.
+    /// A connection of one's own, with our session settings; without them through a pooler in
+    /// transaction mode, where they would become somebody else's.
     ///
     /// # Errors
     /// When the server cannot be reached or refuses.
@@ -104,6 +130,19 @@ impl Connector {
     /// # Errors
     /// When the server cannot be reached or refuses.
     pub async fn open(
+        &self,
+        lost: impl FnOnce(String) + Send + 'static,
+    ) -> Result<(Client, Notifications), StoreError> {
+        let keeps_session = self.pooling().await? == Pooling::Session;
+        let (client, notifications) = self.bare(lost).await?;
+        if keeps_session {
+            in_time(client.batch_execute(&self.session_sql)).await?;
+        }
+        Ok((client, notifications))
+    }
+
+    /// A connection without any settings.
+    pub(super) async fn bare(
         &self,
         lost: impl FnOnce(String) + Send + 'static,
     ) -> Result<(Client, Notifications), StoreError> {
@@ -128,7 +167,6 @@ impl Connector {
             .await;
             lost(end);
         });
-        in_time(client.batch_execute(&self.session_sql)).await?;
         Ok((client, notifications))
     }
 }

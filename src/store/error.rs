@@ -2,6 +2,9 @@
 
 use std::error::Error as _;
 
+/// What PgBouncer says of parameters that it does not know; PostgreSQL has other words.
+const UNSUPPORTED_PARAMETER: &str = "unsupported startup parameter";
+
 /// An error of the outbox's database. Texts carry no password and no payload.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -43,6 +46,25 @@ impl StoreError {
         }
     }
 
+    /// Is the connection of no more use, or the server behind it? Another one may do.
+    pub fn ends_connection(&self) -> bool {
+        match self {
+            Self::Unavailable(_) | Self::TimedOut => true,
+            // 25006: a server that became read-only, for example a demoted primary. 57P: it shuts down,
+            // starts up, or ended the session. 08: of the connection; a pooler uses it as well.
+            Self::Refused { code, .. } => {
+                code == "25006" || code.starts_with("57P") || code.starts_with("08")
+            }
+            _ => false,
+        }
+    }
+
+    /// Can only a pooler that exchanges the server sessions under us be the reason?
+    pub(super) fn is_of_pooler(&self) -> bool {
+        // No such prepared statement; there is one of that name already.
+        matches!(self, Self::Refused { code, .. } if code == "26000" || code == "42P05")
+    }
+
     /// Does the server say that a lock was not to be had in time?
     pub fn is_lock_timeout(&self) -> bool {
         matches!(self, Self::Refused { code, .. } if code == "55P03")
@@ -67,10 +89,25 @@ impl StoreError {
 impl From<tokio_postgres::Error> for StoreError {
     fn from(error: tokio_postgres::Error) -> Self {
         if let Some(refused) = error.as_db_error() {
-            return Self::Refused {
+            if refused.message().contains(UNSUPPORTED_PARAMETER) {
+                return Self::Shape(format!(
+                    "the connection pooler refuses the connection string ({}): take the parameter out \
+                     of it, or add it to the pooler's ignore_startup_parameters",
+                    refused.message()
+                ));
+            }
+            let mut refused = Self::Refused {
                 code: refused.code().code().to_owned(),
                 message: refused.message().to_owned(),
             };
+            if refused.is_of_pooler()
+                && let Self::Refused { message, .. } = &mut refused
+            {
+                message.push_str(
+                    " (is there a connection pooler in transaction mode? Set database.pooler to it)",
+                );
+            }
+            return refused;
         }
         let mut text = error.to_string();
         let mut source = error.source();

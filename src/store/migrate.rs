@@ -13,7 +13,7 @@ use tokio_postgres::Client;
 
 use super::connect::in_time;
 use super::shape::{Found, check_adoptable};
-use super::{MIGRATE_LOCK_CLASS, Names, Store, StoreError};
+use super::{MIGRATE_LOCK_CLASS, Pooling, Store, StoreError};
 
 /// The numbered migrations. Never edited once released.
 const MIGRATIONS: &[(&str, &str)] = &[
@@ -75,6 +75,8 @@ pub struct Migrated {
     pub indexes: Vec<String>,
     /// Rows of an adopted table that got an event id.
     pub event_ids: i64,
+    /// What became of the insert trigger: `created` or `dropped`; none: it is as it was.
+    pub trigger: Option<&'static str>,
 }
 
 fn latest_version() -> i32 {
@@ -98,11 +100,6 @@ pub(super) fn check_version(version: i32, table: &str) -> Result<(), StoreError>
     Ok(())
 }
 
-pub(super) async fn schema_version(client: &Client, names: &Names) -> Result<i32, StoreError> {
-    let sql = names.render(include_str!("../../sql/queries/schema_version.sql"));
-    Ok(in_time(client.query_one(&sql, &[])).await?.get(0))
-}
-
 impl Store {
     /// Brings the outbox to the current schema version. Safe to run at any time, also by several at
     /// once and under load.
@@ -110,6 +107,25 @@ impl Store {
     /// # Errors
     /// When the table cannot be adopted, a lock is not to be had, or the database refuses.
     pub async fn migrate(&self) -> Result<Migrated, StoreError> {
+        self.migrate_to(true).await
+    }
+
+    /// As [`Self::migrate`], but leaves out the insert trigger, for relays that poll.
+    ///
+    /// # Errors
+    /// As [`Self::migrate`].
+    pub async fn migrate_without_trigger(&self) -> Result<Migrated, StoreError> {
+        self.migrate_to(false).await
+    }
+
+    async fn migrate_to(&self, trigger: bool) -> Result<Migrated, StoreError> {
+        if self.connector.pooling().await? == Pooling::Transaction {
+            return Err(StoreError::Shape(
+                "database.url leads to a connection pooler in transaction mode, where a migration \
+                 cannot be kept apart from another: give it a direct connection in DATABASE_URL"
+                    .into(),
+            ));
+        }
         let mut client = self.connector.connect().await?;
         client.batch_execute(DDL_LOCK_TIMEOUT).await?;
         self.lock_migrations(&client).await?;
@@ -118,7 +134,9 @@ impl Store {
         check_adoptable(&found, &table)?;
         let has_history = self.has_history(&client).await?;
         let from = if has_history {
-            schema_version(&client, &self.names).await?
+            in_time(client.query_one(&self.queries.schema_version, &[]))
+                .await?
+                .get(0)
         } else {
             0
         };
@@ -132,15 +150,48 @@ impl Store {
         if found.table.is_some() && from == 0 {
             event_ids = self.backfill_event_ids(&client).await?;
         }
-        client.batch_execute(INDEX_TIMEOUTS).await?;
         let found = self.look(&client).await?;
+        let trigger = self.set_trigger(&client, &found, trigger).await?;
+        client.batch_execute(INDEX_TIMEOUTS).await?;
         let indexes = self.build_indexes(&client, &found).await?;
         Ok(Migrated {
             from,
             to: latest_version(),
             indexes,
             event_ids,
+            trigger,
         })
+    }
+
+    /// Creates or drops the insert trigger. One that is disabled stays so: somebody meant it.
+    async fn set_trigger(
+        &self,
+        client: &Client,
+        found: &Found,
+        wanted: bool,
+    ) -> Result<Option<&'static str>, StoreError> {
+        let name = format!("{}_ring_insert", self.names.table);
+        let (done, sql) = match (found.triggers.contains_key(&name), wanted) {
+            (false, true) => (
+                "created",
+                include_str!("../../sql/queries/trigger_create.sql"),
+            ),
+            (true, false) => (
+                "dropped",
+                include_str!("../../sql/queries/trigger_drop.sql"),
+            ),
+            _ => return Ok(None),
+        };
+        let sql = self.names.render(sql);
+        for attempt in 1.. {
+            match in_time(client.batch_execute(&sql)).await {
+                Err(error) if error.is_lock_timeout() && attempt < LOCK_TRIES => {
+                    wait_for_lock(attempt).await;
+                }
+                answer => return answer.map(|()| Some(done)),
+            }
+        }
+        Ok(None)
     }
 
     /// Keeps migrations apart. Asks again and again: a session that waits for a lock would hold
@@ -186,11 +237,7 @@ impl Store {
                     if !error.is_lock_timeout() || attempt >= LOCK_TRIES {
                         return Err(error);
                     }
-                    tracing::info!(
-                        attempt,
-                        "table is locked by a long transaction, trying again"
-                    );
-                    tokio::time::sleep(LOCK_PAUSE).await;
+                    wait_for_lock(attempt).await;
                 }
             }
         }
@@ -259,6 +306,14 @@ impl Store {
         }
         Ok(built)
     }
+}
+
+async fn wait_for_lock(attempt: u32) {
+    tracing::info!(
+        attempt,
+        "table is locked by a long transaction, trying again"
+    );
+    tokio::time::sleep(LOCK_PAUSE).await;
 }
 
 /// The database's own error out of refinery's wrapping.

@@ -8,7 +8,8 @@
 //! - A bucket carries only tokens that have a row in `outbox_replica` (foreign key), and that row is
 //!   the token's one lease. A lease that is over is never revived, only replaced by a new token.
 //! - A token is dead when its lease is over by the database's clock or its session's advisory lock
-//!   is gone. Taking it over is one transaction: end the lease for good, free the buckets (which
+//!   is gone. Through a pooler in transaction mode no session can hold that lock (`session_pid` is 0
+//!   then): such a token is dead by its lease alone. Taking it over is one transaction: end the lease for good, free the buckets (which
 //!   waits for a claim that still runs in the dead client's backend and bars a later one), release
 //!   the rows. So after it nothing can be claimed under that token any more.
 //! - The holder's own view is the stricter one (see [`crate::event::ClaimToken`]): it stops sending
@@ -27,10 +28,14 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime,
+};
 use tokio_postgres::Client;
 
-use crate::config::{DatabaseConfig, Secret};
+use runner::{Prepared, Runner};
+
+use crate::config::{DatabaseConfig, PoolerSetting, Secret};
 
 mod claim;
 mod connect;
@@ -41,7 +46,9 @@ mod load;
 mod mark;
 mod migrate;
 mod ownership;
+mod pooler;
 mod prune;
+mod runner;
 mod shape;
 
 pub use claim::{ClaimAnswer, ClaimRequest, ClaimedRow, Visit};
@@ -52,7 +59,9 @@ pub use lag::{Lag, OldestEvent, ReplicaStatus};
 pub use mark::{Failed, Failure};
 pub use migrate::Migrated;
 pub use ownership::{Session, Takeover, Tended};
+pub use pooler::Pooling;
 pub use prune::Pruned;
+pub use shape::SilentTrigger;
 
 /// First number of all our two-number advisory locks on tokens ("bwir"). The second is the token.
 const TOKEN_LOCK_CLASS: i32 = 0x6277_6972;
@@ -184,7 +193,7 @@ macro_rules! queries {
 queries! {
     alert_clear, alert_raise, bucket_acquire, bucket_give_up, claim, claim_buckets, dead_count,
     dead_discard, dead_letter, dead_list, dead_replay, dead_show, lag, lag_change, load, mark_failed,
-    mark_published, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring,
+    mark_published, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
     still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows,
 }
 
@@ -194,6 +203,8 @@ pub struct Store {
     names: Arc<Names>,
     queries: Arc<Queries>,
     connector: Connector,
+    /// For LISTEN, where it has a connection of its own.
+    listen: Option<Connector>,
     pool: Pool,
 }
 
@@ -205,21 +216,27 @@ impl Store {
     pub fn new(config: &DatabaseConfig, application_name: &str) -> Result<Self, StoreError> {
         let url: &Secret = config.url.as_ref().ok_or(StoreError::NoUrl)?;
         let names = Arc::new(Names::new(&config.schema, &config.table));
-        let connector = Connector::new(
-            url,
-            application_name,
-            names.render(include_str!("../../sql/session.sql")),
-        )?;
+        let session_sql = names.render(include_str!("../../sql/session.sql"));
+        let connect = |key, url: &Secret, pooler| {
+            Connector::new(key, url, application_name, &session_sql, pooler)
+        };
+        let connector = connect("database.url", url, config.pooler)?;
+        let listen = config
+            .listen_url
+            .as_ref()
+            .map(|url| connect("database.listen_url", url, PoolerSetting::None))
+            .transpose()?;
         let manager = Manager::from_config(
             connector.config().clone(),
             connector.tls(),
             ManagerConfig {
-                // A closed connection is noticed; a silently dead one fails its statement, and every
-                // statement of ours is tried again. A test query per use would double them all.
+                // A closed connection is noticed; a dead one fails its statement, which is tried again on
+                // a fresh one. A test query per use would double them all.
                 recycling_method: RecyclingMethod::Fast,
             },
         );
-        let session_sql: Arc<str> = connector.session_sql().into();
+        let session_sql: Arc<str> = session_sql.into();
+        let pooler = connector.pooler().clone();
         let pool = Pool::builder(manager)
             .max_size(POOL_SIZE)
             .runtime(Runtime::Tokio1)
@@ -227,7 +244,11 @@ impl Store {
             .create_timeout(Some(STATEMENT_TIMEOUT))
             .post_create(Hook::async_fn(move |client, _| {
                 let session_sql = session_sql.clone();
+                let keeps_session = pooler.known() != Some(Pooling::Transaction);
                 Box::pin(async move {
+                    if !keeps_session {
+                        return Ok(());
+                    }
                     client
                         .batch_execute(&session_sql)
                         .await
@@ -240,6 +261,7 @@ impl Store {
             queries: Arc::new(Queries::new(&names)),
             names,
             connector,
+            listen,
             pool,
         })
     }
@@ -254,26 +276,66 @@ impl Store {
         &self.connector
     }
 
-    async fn pooled(&self) -> Result<deadpool_postgres::Object, StoreError> {
-        self.pool.get().await.map_err(StoreError::from)
+    /// For LISTEN; none where notifications cannot arrive: through a pooler in transaction mode.
+    ///
+    /// # Errors
+    /// When the server cannot be reached, which is asked at the first call.
+    pub async fn listen_connector(&self) -> Result<Option<&Connector>, StoreError> {
+        if self.listen.is_some() {
+            return Ok(self.listen.as_ref());
+        }
+        let keeps_session = self.connector.pooling().await? == Pooling::Session;
+        Ok(keeps_session.then_some(&self.connector))
     }
 
-    /// Runs one statement on a pooled connection, prepared and bounded in time.
+    /// Runs one statement on a pooled connection, bounded in time. A connection that turns out to be
+    /// dead is replaced at once, so the statement must be one that may run twice: all that name the
+    /// state they start from are.
     async fn query(
         &self,
         sql: &str,
         parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
     ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
-        let client = self.pooled().await?;
-        let statement = client.prepare_cached(sql);
+        let runner = self.connector.runner("").await?;
+        let client = self.pool.get().await?;
+        match self.run(&runner, client, sql, parameters).await {
+            Err(error) if error.is_of_pooler() || error.ends_connection() => {
+                tracing::debug!(%error, "a pooled connection is of no more use");
+                // Its neighbours are as old, or lead to the same server.
+                self.pool.retain(|_, _| false);
+                if matches!(error, StoreError::TimedOut) {
+                    return Err(error);
+                }
+                let runner = self.connector.runner("").await?;
+                let client = self.pool.get().await?;
+                self.run(&runner, client, sql, parameters).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn run(
+        &self,
+        runner: &Runner,
+        client: Object,
+        sql: &str,
+        parameters: &runner::Values<'_>,
+    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
         let rows = connect::in_time(async {
-            let statement = statement.await?;
-            client.query(&statement, parameters).await
+            let statement = if runner.has_session() {
+                Prepared::Named(client.prepare_cached(sql).await?)
+            } else {
+                Prepared::Text(sql.into())
+            };
+            runner.query(&client, &statement, parameters).await
         })
         .await;
-        if let Err(StoreError::TimedOut) = &rows {
-            // Its answer may still come: nobody else may be given this connection.
-            let _ = deadpool_postgres::Object::take(client);
+        if let Err(error) = &rows {
+            self.connector.pooler().learn(error);
+            if error.is_of_pooler() || error.ends_connection() {
+                // Nobody else may be given this connection; after a timeout its answer may still come.
+                drop(Object::take(client));
+            }
         }
         rows
     }
@@ -284,6 +346,17 @@ impl Store {
     /// When the database does not answer.
     pub async fn ring(&self) -> Result<(), StoreError> {
         self.query(&self.queries.ring, &[&""]).await.map(drop)
+    }
+
+    /// The server's version.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn server_version(&self) -> Result<String, StoreError> {
+        let rows = self
+            .query("SELECT current_setting('server_version')", &[])
+            .await?;
+        Ok(rows.first().map(|row| row.get(0)).unwrap_or_default())
     }
 
     /// A client of its own, for tests, demo and benches; set up like all others.

@@ -5,59 +5,73 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Statement};
+use tokio_postgres::{Client, Row};
 
 use super::connect::in_time;
+use super::pooler::Pooler;
+use super::runner::{Prepared, Runner, Values};
 use super::{Queries, Store, StoreError, TOKEN_LOCK_CLASS};
 use crate::event::ClaimToken;
 
 /// More would mean that every number is taken.
 const TOKEN_DRAWS: usize = 100;
 
-/// The prepared statements of a session.
+/// What a session sets beside what all do. A claim or lease that a crash of the server undoes was not
+/// acted upon by anybody who survives it; marks, which are made elsewhere, are waited for.
+const MORE_SETTINGS: &str = "SET synchronous_commit = off;";
+
+/// The statements of a session.
 pub(super) struct Statements {
-    pub(super) claim_buckets: Statement,
+    pub(super) claim_buckets: Prepared,
     /// Replaced when its plan has become stale.
-    pub(super) claim: RefCell<Statement>,
-    tend: Statement,
-    takeover_begin: Statement,
-    takeover_buckets: Statement,
-    takeover_rows: Statement,
-    takeover_end: Statement,
-    acquire: Statement,
-    give_up: Statement,
-    leave: Statement,
-    ring: Statement,
-    release_strays: Statement,
+    pub(super) claim: RefCell<Prepared>,
+    tend: Prepared,
+    takeover_begin: Prepared,
+    takeover_buckets: Prepared,
+    takeover_rows: Prepared,
+    takeover_end: Prepared,
+    acquire: Prepared,
+    give_up: Prepared,
+    leave: Prepared,
+    ring: Prepared,
+    release_strays: Prepared,
 }
 
 impl Statements {
-    async fn prepare(client: &Client, queries: &Queries) -> Result<Self, tokio_postgres::Error> {
+    async fn prepare(
+        runner: &Runner,
+        client: &Client,
+        queries: &Queries,
+    ) -> Result<Self, tokio_postgres::Error> {
+        let prepare = |sql| runner.prepare(client, sql);
         Ok(Self {
-            claim_buckets: client.prepare(&queries.claim_buckets).await?,
-            claim: RefCell::new(client.prepare(&queries.claim).await?),
-            tend: client.prepare(&queries.replica_tend).await?,
-            takeover_begin: client.prepare(&queries.takeover_begin).await?,
-            takeover_buckets: client.prepare(&queries.takeover_buckets).await?,
-            takeover_rows: client.prepare(&queries.takeover_rows).await?,
-            takeover_end: client.prepare(&queries.takeover_end).await?,
-            acquire: client.prepare(&queries.bucket_acquire).await?,
-            give_up: client.prepare(&queries.bucket_give_up).await?,
-            leave: client.prepare(&queries.replica_leave).await?,
-            ring: client.prepare(&queries.ring).await?,
-            release_strays: client.prepare(&queries.release_strays).await?,
+            claim_buckets: prepare(&queries.claim_buckets).await?,
+            claim: RefCell::new(prepare(&queries.claim).await?),
+            tend: prepare(&queries.replica_tend).await?,
+            takeover_begin: prepare(&queries.takeover_begin).await?,
+            takeover_buckets: prepare(&queries.takeover_buckets).await?,
+            takeover_rows: prepare(&queries.takeover_rows).await?,
+            takeover_end: prepare(&queries.takeover_end).await?,
+            acquire: prepare(&queries.bucket_acquire).await?,
+            give_up: prepare(&queries.bucket_give_up).await?,
+            leave: prepare(&queries.replica_leave).await?,
+            ring: prepare(&queries.ring).await?,
+            release_strays: prepare(&queries.release_strays).await?,
         })
     }
 }
 
 /// The one connection that holds a token's advisory lock, and on which everything is done that
 /// needs the token: so with the connection the right ends, and a claim cannot outlive the lock.
+/// Through a pooler in transaction mode there is no such lock, and the lease alone is the right.
 pub struct Session {
+    pub(super) runner: Runner,
     pub(super) client: Client,
     pub(super) statements: Statements,
     pub(super) token: Arc<ClaimToken>,
     pub(super) lease: Duration,
     queries: Arc<Queries>,
+    pub(super) pooler: Arc<Pooler>,
 }
 
 /// What a heartbeat found.
@@ -102,7 +116,7 @@ pub enum Takeover {
 }
 
 impl Session {
-    /// Connects, draws a token, takes its lock, registers it.
+    /// Connects, draws a token, takes its lock if there can be one, registers it.
     ///
     /// `lost` is called when the connection has ended, for whatever reason; the token is void then.
     ///
@@ -119,17 +133,24 @@ impl Session {
             .connector
             .open(|reason| drop(on_lost.send(reason)))
             .await?;
-        in_time(client.batch_execute("SET synchronous_commit = off")).await?;
-        let statements = in_time(Statements::prepare(&client, &store.queries)).await?;
-        let number = draw_token(&client, &store.queries).await?;
+        let runner = store.connector.runner(MORE_SETTINGS).await?;
+        if runner.has_session() {
+            in_time(client.batch_execute(MORE_SETTINGS)).await?;
+        }
+        let queries = &store.queries;
+        let statements = in_time(Statements::prepare(&runner, &client, queries)).await?;
+        let number = draw_token(&runner, &client, queries).await?;
         let name = format!("{replica}#{number}");
         let token = Arc::new(ClaimToken::new(number, name));
         let start = ClaimToken::now();
-        in_time(client.execute(
-            &store.queries.replica_register,
-            &[&number, &token.name(), &lease.as_secs_f64()],
-        ))
-        .await?;
+        let register = in_time(runner.prepare(&client, &queries.replica_register)).await?;
+        let values: [&(dyn ToSql + Sync); 4] = [
+            &number,
+            &token.name(),
+            &lease.as_secs_f64(),
+            &runner.has_session(),
+        ];
+        in_time(runner.execute(&client, &register, &values)).await?;
         token.renewed(start, lease);
         if is_lost.try_recv().is_ok() {
             return Err(StoreError::Unavailable("closed".into()));
@@ -141,12 +162,28 @@ impl Session {
             lost(number, reason);
         });
         Ok(Self {
+            runner,
             client,
             statements,
             token,
             lease,
             queries: store.queries.clone(),
+            pooler: store.connector.pooler().clone(),
         })
+    }
+
+    async fn query(
+        &self,
+        statement: &Prepared,
+        values: &Values<'_>,
+    ) -> Result<Vec<Row>, StoreError> {
+        let rows = in_time(self.runner.query(&self.client, statement, values)).await;
+        rows.inspect_err(|error| self.pooler.learn(error))
+    }
+
+    async fn execute(&self, statement: &Prepared, values: &Values<'_>) -> Result<u64, StoreError> {
+        let changed = in_time(self.runner.execute(&self.client, statement, values)).await;
+        changed.inspect_err(|error| self.pooler.learn(error))
     }
 
     /// The token.
@@ -160,17 +197,14 @@ impl Session {
     /// [`StoreError::TokenLost`] when the lease could not be renewed: the token is void.
     pub async fn tend(&self, ready: bool) -> Result<Tended, StoreError> {
         let start = ClaimToken::now();
-        let row = in_time(self.client.query_one(
-            &self.statements.tend,
-            &[
-                &self.token.number(),
-                &self.token.name(),
-                &self.lease.as_secs_f64(),
-                &TOKEN_LOCK_CLASS,
-                &ready,
-            ],
-        ))
-        .await?;
+        let values: [&(dyn ToSql + Sync); 5] = [
+            &self.token.number(),
+            &self.token.name(),
+            &self.lease.as_secs_f64(),
+            &TOKEN_LOCK_CLASS,
+            &ready,
+        ];
+        let row = one(self.query(&self.statements.tend, &values).await?)?;
         if !row.get::<_, bool>("renewed") {
             self.token.void();
             return Err(StoreError::TokenLost("its lease was over or taken over"));
@@ -203,19 +237,18 @@ impl Session {
         let whose: [&(dyn ToSql + Sync); 1] = [&dead];
         in_time(async {
             // As in a claim: sent in this order in one go; a failure makes COMMIT a rollback.
+            let (client, statements) = (&self.client, &self.statements);
             let (begun, name, freed, released, ended, committed) = futures_util::join!(
-                self.client
-                    .batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
-                self.client
-                    .query_opt(&self.statements.takeover_begin, &begin),
-                self.client
-                    .execute(&self.statements.takeover_buckets, &whose),
-                self.client.execute(&self.statements.takeover_rows, &whose),
-                self.client.execute(&self.statements.takeover_end, &whose),
-                self.client.batch_execute("COMMIT"),
+                client.batch_execute(self.runner.begin()),
+                statements.takeover_begin.query(client, &begin),
+                statements.takeover_buckets.execute(client, &whose),
+                statements.takeover_rows.execute(client, &whose),
+                statements.takeover_end.execute(client, &whose),
+                client.batch_execute("COMMIT"),
             );
             begun?;
-            let Some(name) = name? else {
+            let name = name?;
+            let Some(name) = name.first() else {
                 return Ok(Takeover::NotDead);
             };
             let done = Takeover::Done {
@@ -228,6 +261,7 @@ impl Session {
             Ok(done)
         })
         .await
+        .inspect_err(|error| self.pooler.learn(error))
     }
 
     /// Takes up to `most` free buckets; answers which.
@@ -236,11 +270,9 @@ impl Session {
     /// When the token was taken over meanwhile, or the database does not answer.
     pub async fn acquire(&self, most: usize) -> Result<Vec<u8>, StoreError> {
         let most = i32::try_from(most).unwrap_or(i32::MAX);
-        let rows = in_time(
-            self.client
-                .query(&self.statements.acquire, &[&self.token.number(), &most]),
-        )
-        .await?;
+        let rows = self
+            .query(&self.statements.acquire, &[&self.token.number(), &most])
+            .await?;
         Ok(buckets(
             &rows.iter().map(|row| row.get(0)).collect::<Vec<i32>>(),
         ))
@@ -252,11 +284,8 @@ impl Session {
     /// When the database does not answer.
     pub async fn give_up(&self, given: &[u8]) -> Result<(), StoreError> {
         let given: Vec<i32> = given.iter().map(|bucket| i32::from(*bucket)).collect();
-        in_time(
-            self.client
-                .execute(&self.statements.give_up, &[&self.token.number(), &given]),
-        )
-        .await?;
+        self.execute(&self.statements.give_up, &[&self.token.number(), &given])
+            .await?;
         self.ring().await
     }
 
@@ -265,7 +294,7 @@ impl Session {
     /// # Errors
     /// When the database does not answer.
     pub async fn ring(&self) -> Result<(), StoreError> {
-        in_time(self.client.execute(&self.statements.ring, &[&"peer"]))
+        self.execute(&self.statements.ring, &[&"peer"])
             .await
             .map(drop)
     }
@@ -275,7 +304,7 @@ impl Session {
     /// # Errors
     /// When the database does not answer.
     pub async fn release_strays(&self) -> Result<u64, StoreError> {
-        in_time(self.client.execute(&self.statements.release_strays, &[])).await
+        self.execute(&self.statements.release_strays, &[]).await
     }
 
     /// Has the claim planned anew. Its plan is made once, by the size that the table has then; a plan
@@ -284,7 +313,8 @@ impl Session {
     /// # Errors
     /// When the database does not answer.
     pub async fn replan_claim(&self) -> Result<(), StoreError> {
-        let statement = in_time(self.client.prepare(&self.queries.claim)).await?;
+        let prepared = self.runner.prepare(&self.client, &self.queries.claim);
+        let statement = in_time(prepared).await?;
         self.statements.claim.replace(statement);
         Ok(())
     }
@@ -294,18 +324,27 @@ impl Session {
     /// # Errors
     /// When the database does not answer; a peer takes over then.
     pub async fn leave(&self) -> Result<(), StoreError> {
-        in_time(
-            self.client
-                .query_one(&self.statements.leave, &[&self.token.number()]),
-        )
-        .await?;
+        self.query(&self.statements.leave, &[&self.token.number()])
+            .await?;
         self.ring().await
     }
 }
 
-async fn draw_token(client: &Client, queries: &Queries) -> Result<i32, StoreError> {
+fn one(rows: Vec<Row>) -> Result<Row, StoreError> {
+    rows.into_iter()
+        .next()
+        .ok_or_else(|| StoreError::Unavailable("the server answered no row".into()))
+}
+
+async fn draw_token(
+    runner: &Runner,
+    client: &Client,
+    queries: &Queries,
+) -> Result<i32, StoreError> {
+    let draw = in_time(runner.prepare(client, &queries.replica_token)).await?;
+    let values: [&(dyn ToSql + Sync); 2] = [&TOKEN_LOCK_CLASS, &runner.has_session()];
     for _ in 0..TOKEN_DRAWS {
-        let row = in_time(client.query_one(&queries.replica_token, &[&TOKEN_LOCK_CLASS])).await?;
+        let row = one(in_time(runner.query(client, &draw, &values)).await?)?;
         if row.get("locked") {
             return Ok(row.get("token"));
         }

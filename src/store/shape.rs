@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::migrate::{INDEXES, schema_version};
+use tokio_postgres::types::ToSql;
+
+use super::migrate::INDEXES;
 use super::{Store, StoreError};
 
 /// Columns and the types that will do. Lengths do not matter.
@@ -31,6 +33,17 @@ const COLUMNS: &[(&str, &[&str])] = &[
 /// Columns that a table of the base shape must have before it can be adopted.
 const ADDED_COLUMNS: &[&str] = &["event_id", "correlation_id", "headers", "holds"];
 
+const SHAPE: &str = include_str!("../../sql/queries/shape.sql");
+
+/// A trigger that does not ring: events wait for the tick.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SilentTrigger {
+    /// Its name.
+    pub name: String,
+    /// `missing` or `disabled`.
+    pub state: &'static str,
+}
+
 const SIDE_OBJECTS: &[&str] = &["_alert", "_bucket", "_replica", "_relay_state", "_token"];
 
 /// What was found in the database, by kind.
@@ -39,18 +52,13 @@ pub(super) struct Found {
     pub(super) table: Option<String>,
     pub(super) columns: BTreeMap<String, String>,
     pub(super) indexes: BTreeMap<String, String>,
-    triggers: BTreeMap<String, String>,
+    pub(super) triggers: BTreeMap<String, String>,
     side: BTreeMap<String, String>,
 }
 
-impl Store {
-    pub(super) async fn look(&self, client: &tokio_postgres::Client) -> Result<Found, StoreError> {
-        let rows = super::connect::in_time(client.query(
-            include_str!("../../sql/queries/shape.sql"),
-            &[&self.names.schema, &self.names.table],
-        ))
-        .await?;
-        let mut found = Found::default();
+impl Found {
+    fn read(rows: &[tokio_postgres::Row]) -> Self {
+        let mut found = Self::default();
         for row in rows {
             let (name, detail): (String, String) = (row.get(1), row.get(2));
             match row.get::<_, &str>(0) {
@@ -61,16 +69,26 @@ impl Store {
                 _ => drop(found.side.insert(name, detail)),
             }
         }
-        Ok(found)
+        found
+    }
+}
+
+impl Store {
+    pub(super) async fn look(&self, client: &tokio_postgres::Client) -> Result<Found, StoreError> {
+        let rows =
+            super::connect::in_time(client.query(SHAPE, &[&self.names.schema, &self.names.table]))
+                .await?;
+        Ok(Found::read(&rows))
     }
 
-    /// Refuses an outbox that is missing, of another shape, or of another schema version.
+    /// Refuses an outbox that is missing, of another shape, or of another schema version. Answers which
+    /// triggers do not ring.
     ///
     /// # Errors
     /// [`StoreError::Shape`] says what differs and what to run.
-    pub async fn check_shape(&self) -> Result<(), StoreError> {
-        let client = self.connector.connect().await?;
-        let found = self.look(&client).await?;
+    pub async fn check_shape(&self) -> Result<Vec<SilentTrigger>, StoreError> {
+        let names: [&(dyn ToSql + Sync); 2] = [&self.names.schema, &self.names.table];
+        let found = Found::read(&self.query(SHAPE, &names).await?);
         let table = self.names.display();
         check_table(&found, &table)?;
         if !found
@@ -81,7 +99,8 @@ impl Store {
                 "table {table} was not set up by Bellwire yet: run `bellwire migrate`"
             )));
         }
-        let version = schema_version(&client, &self.names).await?;
+        let version = self.query(&self.queries.schema_version, &[]).await?;
+        let version = version.first().map_or(0, |row| row.get(0));
         super::migrate::check_version(version, &table)?;
         check_columns(&found, &table, COLUMNS.iter())?;
         for suffix in SIDE_OBJECTS {
@@ -102,21 +121,21 @@ impl Store {
                 )));
             }
         }
+        Ok(self.silent_triggers(&found))
+    }
+
+    fn silent_triggers(&self, found: &Found) -> Vec<SilentTrigger> {
+        let mut silent = Vec::new();
         for suffix in ["ring_insert", "ring_revive"] {
             let name = format!("{}_{suffix}", self.names.table);
-            match found.triggers.get(&name).map(String::as_str) {
-                Some("enabled") => {}
-                Some(_) => tracing::warn!(
-                    trigger = name,
-                    "trigger is disabled, events wait for the tick"
-                ),
-                None => tracing::warn!(
-                    trigger = name,
-                    "trigger is missing, events wait for the tick"
-                ),
-            }
+            let state = match found.triggers.get(&name).map(String::as_str) {
+                Some("enabled") => continue,
+                Some(_) => "disabled",
+                None => "missing",
+            };
+            silent.push(SilentTrigger { name, state });
         }
-        Ok(())
+        silent
     }
 }
 

@@ -4,6 +4,8 @@
 use std::ops::Deref;
 use std::time::Duration;
 
+use crate::admin::{ANY_PORT, address, get, until_ready};
+use crate::pooler::pooler_url;
 use crate::support::{Ledger, Load, SOON, Services, World};
 
 /// From the server's return to the last delivery.
@@ -31,6 +33,9 @@ impl Shared {
         for server in ["postgres", "rabbitmq"] {
             self.run_blocking(&["start", server]);
         }
+        if std::env::var_os("BELLWIRE_TEST_PGBOUNCER_URL").is_some() {
+            self.run_blocking(&["start", "pgbouncer"]);
+        }
     }
 }
 
@@ -41,6 +46,7 @@ impl Drop for Shared {
             // What a failed test may have left behind.
             self.rabbitmqctl_blocking(&["set_vm_memory_high_watermark", "0.4"]);
             self.rabbitmqctl_blocking(&["eval", &max_message_size(DEFAULT_MAX_MESSAGE_SIZE)]);
+            self.run_blocking(&["psql", "-c", READ_WRITE, "-c", RELOAD]);
         }
     }
 }
@@ -106,6 +112,74 @@ async fn a_database_killed_and_started_again_costs_nothing() {
     load.stop().await;
     world.reconnect().await;
     world.assert_all_delivered().await;
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_or_the_server_behind_it_killed_and_started_again_costs_nothing() {
+    let (Some(servers), Some(url)) = (Shared::ours(), pooler_url()) else {
+        return;
+    };
+    let mut world = World::new().await;
+    let settings = [("DATABASE_URL", url.as_str()), ("relay.tick", "1s")];
+    let relay = world.ready_relay(&settings).await;
+    for server in ["pgbouncer", "postgres"] {
+        let load = Load::start(&world);
+        load.more(100).await;
+        servers.run(&["kill", server]).await;
+        servers.run(&["start", server]).await;
+        load.more(50).await;
+        load.stop().await;
+        world.reconnect().await;
+        assert!(relay.logged("claim token void") > 0, "{}", relay.log());
+        // The pooler waits for 15 seconds before it asks a server again that refused it.
+        world.until_published(SECONDS * 2).await;
+    }
+    world.assert_all_delivered().await;
+    world.clean().await;
+}
+
+const READ_ONLY: &str = "ALTER SYSTEM SET default_transaction_read_only = on";
+const READ_WRITE: &str = "ALTER SYSTEM RESET default_transaction_read_only";
+const RELOAD: &str = "SELECT pg_reload_conf()";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_takes_no_writes_for_a_while_costs_nothing() {
+    if Shared::ours().is_none() {
+        return;
+    }
+    let mut world = World::new().await;
+    let relay = world.relay(&[ANY_PORT]);
+    let address = address(&relay).await;
+    until_ready(&address, 200, "", SOON).await;
+    // The application's session may still write: rows wait, and more are coming.
+    world.sql("SET default_transaction_read_only = off").await;
+    world.fill("order", 20, 5).await;
+    world.sql(READ_ONLY).await;
+    world.sql(RELOAD).await;
+    until_ready(&address, 503, "database", SOON).await;
+    for _ in 0..5 {
+        world.fill("order", 20, 5).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let (code, _) = get(&address, "/readyz").await;
+    assert_eq!(code, 503, "{}", relay.log());
+    world.sql(READ_WRITE).await;
+    world.sql(RELOAD).await;
+    until_ready(&address, 200, "", SECONDS).await;
+    world.until_published(SECONDS).await;
+    let committed = world.committed().await;
+    let arrivals = world.arrivals(committed.len(), SOON).await;
+    let ledger = Ledger::of(&arrivals);
+    ledger.assert_sound(&committed);
+    // Of what was published when the marks began to fail, at most once more.
+    let in_hand = 100;
+    assert!(ledger.repeats <= in_hand, "{} repeats", ledger.repeats);
+    let attempts: i64 = world.one("SELECT sum(attempts) FROM outbox").await;
+    assert_eq!(attempts, 0, "attempts were counted");
+    let duplicates = relay.logged("a duplicate is possible");
+    let warnings = relay.logged("WARN") - duplicates;
+    assert!(warnings <= 6, "{warnings} warnings\n{}", relay.log());
     world.clean().await;
 }
 

@@ -15,6 +15,8 @@ mod replicas;
 mod roles;
 mod wakeup;
 mod broker;
+mod pooler;
+mod failover;
 mod exclusive;
 mod configuration;
 mod fidelity;

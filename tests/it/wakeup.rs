@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use bellwire::store::Notifications;
 use tokio_postgres::Client;
 
-use crate::support::{Ledger, Relay, SOON, World, insert};
+use crate::admin::{ANY_PORT, address, get};
+use crate::support::{Ledger, Proxy, Relay, SOON, World, database_url, insert};
 
 const NO_TICK: (&str, &str) = ("relay.tick", "10m");
 /// "Within a second", on a slow machine.
@@ -102,6 +103,112 @@ async fn the_sessions_of_the_pool_may_die_unnoticed() {
             .await,
         0
     );
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_that_died_overnight_delays_nothing() {
+    let mut world = World::new().await;
+    let relay = world.ready_relay(&[NO_TICK]).await;
+    world.fill("order", 10, 1).await;
+    world.arrivals(10, SOON).await;
+    world.until_published(SOON).await;
+    let before = relay.logged("WARN");
+    // Known by what they did last: payloads are read and marks are made on pooled sessions only.
+    let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+               WHERE application_name = $1 AND state = 'idle'
+                 AND (query LIKE '%-- What to publish%' OR query LIKE '%-- Record confirmed%')";
+    let name = format!("bellwire run {}", relay.name);
+    let ended: i64 = world.db.query_one(sql, &[&name]).await.unwrap().get(0);
+    assert!(ended > 0, "no pooled session was found");
+    world.fill("order", 10, 1).await;
+    world.arrivals(10, AT_ONCE).await;
+    world.until_published(SOON).await;
+    let warnings = relay.logged("WARN") - before;
+    assert!(warnings <= 1, "{}", relay.log());
+    let attempts: i64 = world.one("SELECT sum(attempts) FROM outbox").await;
+    assert_eq!(attempts, 0);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn polling_needs_neither_a_session_that_listens_nor_the_trigger() {
+    let mut world = World::new().await;
+    let migrated = world.command(&[], &["migrate", "--no-trigger"]).await;
+    assert!(
+        migrated.stdout.contains("insert trigger dropped"),
+        "{}",
+        migrated.stdout
+    );
+    let triggers = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbox'::regclass";
+    assert_eq!(world.one::<i64>(triggers).await, 1, "but for the revived");
+    let poll = [
+        ("relay.wake", "poll"),
+        ("relay.tick", "1s"),
+        ("relay.lease", "60s"),
+        ANY_PORT,
+    ];
+    let relay = world.ready_relay(&poll).await;
+    for _ in 0..3 {
+        world.insert(("order", "1"), "Placed", "{}").await;
+        world.arrivals(1, Duration::from_secs(1) + AT_ONCE).await;
+        world.until_published(SOON).await;
+    }
+    let listening = format!(
+        "SELECT count(*) FROM pg_stat_activity
+         WHERE application_name = 'bellwire run {}' AND (query LIKE 'LISTEN%' OR query LIKE '%pg_notify($1, $2)')",
+        relay.name
+    );
+    assert_eq!(world.one::<i64>(&listening).await, 0);
+    let (_, body) = get(&address(&relay).await, "/status").await;
+    let status: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(status["relay"]["wake"], "poll-only", "{body}");
+    assert!(status["relay"]["listener_trouble"].is_null(), "{body}");
+    assert_eq!(relay.logged("WARN"), 0, "{}", relay.log());
+    let run = world.command(&poll[..1], &["check"]).await;
+    assert!(run.stdout.contains("poll-only"), "{}", run.stdout);
+
+    let migrated = world.command(&[], &["migrate"]).await;
+    assert!(
+        migrated.stdout.contains("insert trigger created"),
+        "{}",
+        migrated.stdout
+    );
+    assert_eq!(world.one::<i64>(triggers).await, 2);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listener_whose_connection_swallows_everything_is_replaced() {
+    let mut world = World::new().await;
+    let proxy = Proxy::new(&database_url()).await;
+    let listen_url = proxy.through(&database_url());
+    let settings = [
+        ("database.listen_url", listen_url.as_str()),
+        ("relay.tick", "1s"),
+        ANY_PORT,
+    ];
+    let relay = world.ready_relay(&settings).await;
+    relay.until_logged(" listening", SOON).await;
+    let first = listener(&world.db, &relay).await;
+    proxy.mute(true);
+    // The tick does not depend on it.
+    world.insert(("order", "1"), "Placed", "{}").await;
+    world.arrivals(1, Duration::from_secs(1) + AT_ONCE).await;
+    // A quiet minute, and the proof that then fails.
+    relay
+        .until_logged("not listening", Duration::from_secs(75))
+        .await;
+    let (_, body) = get(&address(&relay).await, "/status").await;
+    let status: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert!(status["relay"]["listener_trouble"].is_string(), "{body}");
+    proxy.mute(false);
+    let began = Instant::now();
+    while relay.logged(" listening channel") < 2 {
+        assert!(began.elapsed() < SOON, "{}", relay.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_ne!(listener(&world.db, &relay).await, first);
     world.clean().await;
 }
 
