@@ -48,6 +48,7 @@ impl World {
             url: Some(variable("DATABASE_URL").as_str().into()),
             schema: name.clone(),
             table: "outbox".into(),
+            ..DatabaseConfig::default()
         };
         let store = Store::new(&config, "bellwire bench").expect("DATABASE_URL is a URL");
         store.migrate().await.expect("the outbox can be created");

@@ -2,6 +2,10 @@
 
 use std::error::Error as _;
 
+use tokio_postgres::error::SqlState;
+
+use crate::tls;
+
 /// An error of the outbox's database. Texts carry no password and no payload.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -60,8 +64,14 @@ impl From<tokio_postgres::Error> for StoreError {
         if let Some(refused) = error.as_db_error() {
             return Self::Refused {
                 code: refused.code().code().to_owned(),
-                message: refused.message().to_owned(),
+                message: match *refused.code() {
+                    SqlState::INVALID_AUTHORIZATION_SPECIFICATION => with_remedy(refused.message()),
+                    _ => refused.message().to_owned(),
+                },
             };
+        }
+        if let Some(text) = tls::explain(&error, "database") {
+            return Self::Unavailable(text);
         }
         let mut text = error.to_string();
         let mut source = error.source();
@@ -72,7 +82,35 @@ impl From<tokio_postgres::Error> for StoreError {
             }
             source = cause.source();
         }
-        Self::Unavailable(text)
+        Self::Unavailable(with_remedy(&text))
+    }
+}
+
+/// Which option mends it, where PostgreSQL or the driver refuse for want, or for too much, of TLS.
+fn with_remedy(text: &str) -> String {
+    let remedies = [
+        (
+            "valid client certificate",
+            "give one that the server takes for this role in database.cert_file, with \
+             database.key_file",
+        ),
+        (
+            "certificate authentication failed",
+            "give one that the server takes for this role in database.cert_file: its common name \
+             must be the role's",
+        ),
+        (
+            "no encryption",
+            "it may want TLS: give sslmode=require, or one that verifies, in database.url",
+        ),
+        (
+            "server does not support TLS",
+            "turn on ssl at the server, or give sslmode=prefer in database.url if it need not be",
+        ),
+    ];
+    match remedies.iter().find(|(words, _)| text.contains(words)) {
+        Some((_, remedy)) => format!("{text}; {remedy}"),
+        None => text.to_owned(),
     }
 }
 

@@ -194,14 +194,17 @@ impl Store {
     pub fn new(config: &DatabaseConfig, application_name: &str) -> Result<Self, StoreError> {
         let url: &Secret = config.url.as_ref().ok_or(StoreError::NoUrl)?;
         let names = Arc::new(Names::new(&config.schema, &config.table));
+        let target = config
+            .target(url)
+            .map_err(|error| StoreError::Shape(error.to_string()))?;
         let connector = Connector::new(
-            url,
+            target,
             application_name,
             names.render(include_str!("../../sql/session.sql")),
-        )?;
-        let manager = Manager::from_config(
+        );
+        let manager = Manager::from_connect(
             connector.config().clone(),
-            connector.tls(),
+            connector.clone(),
             ManagerConfig {
                 // A closed connection is noticed; a silently dead one fails its statement, and every
                 // statement of ours is tried again. A test query per use would double them all.

@@ -8,6 +8,7 @@ use lapin::{Error, ErrorKind};
 
 use crate::relay::failure::Cause;
 use crate::sink::SinkError;
+use crate::tls;
 
 /// Names for error texts; no user, no password.
 #[derive(Clone, Debug)]
@@ -144,7 +145,9 @@ fn hard_or_soft(error: &Error) -> Option<(&AMQPErrorKind, &str)> {
 /// The text without lapin's own prefix where that says nothing.
 pub(super) fn reason(error: &Error) -> String {
     match error.kind() {
-        ErrorKind::IOError(error) => error.to_string(),
+        ErrorKind::IOError(error) => {
+            tls::explain(error.as_ref(), "rabbitmq").unwrap_or_else(|| error.to_string())
+        }
         ErrorKind::ProtocolError(error) => error.get_message().as_str().to_owned(),
         _ => error.to_string(),
     }

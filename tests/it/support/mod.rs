@@ -96,6 +96,7 @@ impl World {
             url: Some(database_url().as_str().into()),
             schema: name.clone(),
             table: "outbox".into(),
+            ..DatabaseConfig::default()
         };
         let store = Store::new(&config, "bellwire test").unwrap();
         let connection = connect_amqp(&amqp_url()).await;
