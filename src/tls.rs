@@ -270,7 +270,7 @@ fn refused_certificate(error: &CertificateError, section: &str) -> String {
         } => {
             let names = match presented.as_slice() {
                 [] => "for no name (one in subjectAltName is needed)".to_owned(),
-                names => format!("for {}", names.join(", ")),
+                names => format!("for {}", plain(names)),
             };
             let or = match section {
                 "database" => ", or leave the name unchecked by sslmode=verify-ca",
@@ -292,6 +292,20 @@ fn refused_certificate(error: &CertificateError, section: &str) -> String {
         }
         other => format!("the server's certificate is refused: {other}"),
     }
+}
+
+/// `localhost, 127.0.0.1` for `DnsName("localhost")` and `IpAddress(127.0.0.1)`, as webpki has them.
+fn plain(names: &[String]) -> String {
+    let names: Vec<_> = names
+        .iter()
+        .map(|name| {
+            let inner = name
+                .split_once('(')
+                .map_or(name.as_str(), |(_, inner)| inner);
+            inner.trim_end_matches(')').trim_matches('"')
+        })
+        .collect();
+    names.join(", ")
 }
 
 fn refused_by_server(alert: AlertDescription, section: &str) -> String {
@@ -349,5 +363,47 @@ pub(crate) fn identity(
         (None, None) => Ok(None),
         (Some(_), None) => Err(alone(cert_option, key_option)),
         (None, Some(_)) => Err(alone(key_option, cert_option)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explained(error: rustls::Error, section: &str) -> String {
+        // As the drivers hand it on.
+        let error = io::Error::new(io::ErrorKind::InvalidData, error);
+        assert!(handshake_failed(&error));
+        explain(&error, section).unwrap()
+    }
+
+    #[test]
+    fn each_failed_check_names_the_option_that_mends_it() {
+        let unknown = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        assert!(explained(unknown.clone(), "database").ends_with("database.ca_file"));
+        assert!(explained(unknown, "rabbitmq").ends_with("rabbitmq.ca_file"));
+        let name = |presented: &[&str]| {
+            rustls::Error::InvalidCertificate(CertificateError::NotValidForNameContext {
+                expected: ServerName::try_from("mq.example").unwrap(),
+                presented: presented.iter().map(|&name| name.to_owned()).collect(),
+            })
+        };
+        let both = name(&[r#"DnsName("a.example")"#, "IpAddress(10.0.0.7)"]);
+        assert_eq!(
+            explained(both, "rabbitmq"),
+            "TLS: the server's certificate is for a.example, 10.0.0.7, not for mq.example: connect \
+             by its name in rabbitmq.url"
+        );
+        assert!(explained(name(&[]), "database").contains("subjectAltName"));
+        assert!(explained(name(&[]), "database").contains("sslmode=verify-ca"));
+        let alert = rustls::Error::AlertReceived(AlertDescription::CertificateRequired);
+        assert!(explained(alert, "rabbitmq").contains("rabbitmq.cert_file"));
+    }
+
+    #[test]
+    fn what_is_not_about_tls_is_left_to_others() {
+        let error = io::Error::from(io::ErrorKind::ConnectionRefused);
+        assert_eq!(explain(&error, "database"), None);
+        assert!(!handshake_failed(&error));
     }
 }

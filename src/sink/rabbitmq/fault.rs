@@ -38,6 +38,10 @@ impl Place {
                 "RabbitMQ at {address} refused vhost '{vhost}': {text}. Create it, and give the \
                  user permissions on it."
             ),
+            _ if matches!(error.kind(), ErrorKind::ParsingError(_)) => format!(
+                "what answers at {address} does not speak AMQP: if the port is one for TLS, \
+                 rabbitmq.url must begin with amqps://"
+            ),
             _ => format!("cannot connect to RabbitMQ at {address}: {}", reason(error)),
         };
         SinkError::new(Cause::Unreachable, message)
