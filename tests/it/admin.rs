@@ -7,10 +7,10 @@ use tokio::net::TcpStream;
 
 use crate::support::{Proxy, Relay, SOON, World, amqp_url, database_url};
 
-const ANY_PORT: (&str, &str) = ("admin.listen", "127.0.0.1:0");
+pub const ANY_PORT: (&str, &str) = ("admin.listen", "127.0.0.1:0");
 
 /// Of a relay that was started with [`ANY_PORT`].
-async fn address(relay: &Relay) -> String {
+pub async fn address(relay: &Relay) -> String {
     relay.until_logged("admin port open", SOON).await;
     let log = relay.log();
     let line = log
@@ -25,7 +25,7 @@ async fn address(relay: &Relay) -> String {
 }
 
 /// Status code and body.
-async fn get(address: &str, path: &str) -> (u16, String) {
+pub async fn get(address: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();

@@ -20,3 +20,5 @@ mod fidelity;
 mod migration;
 mod admin;
 mod conformance;
+mod tls;
+mod secrets;

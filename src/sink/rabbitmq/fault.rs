@@ -3,6 +3,8 @@
 //! Only a broker's own reason for closing something can accuse an event, and only if nothing else
 //! was unconfirmed there. Everything else is the transport's trouble.
 
+use std::io;
+
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::{Error, ErrorKind};
 
@@ -15,6 +17,8 @@ use crate::tls;
 pub(super) struct Place {
     /// `host:port`.
     pub(super) address: String,
+    /// By TLS.
+    pub(super) encrypted: bool,
     pub(super) vhost: String,
     pub(super) exchange: String,
 }
@@ -38,13 +42,35 @@ impl Place {
                 "RabbitMQ at {address} refused vhost '{vhost}': {text}. Create it, and give the \
                  user permissions on it."
             ),
-            _ if matches!(error.kind(), ErrorKind::ParsingError(_)) => format!(
-                "what answers at {address} does not speak AMQP: if the port is one for TLS, \
-                 rabbitmq.url must begin with amqps://"
+            _ => format!(
+                "cannot connect to RabbitMQ at {address}: {}{}",
+                reason(error),
+                self.hint(error)
             ),
-            _ => format!("cannot connect to RabbitMQ at {address}: {}", reason(error)),
         };
         SinkError::new(Cause::Unreachable, message)
+    }
+
+    /// A server with other ideas of TLS than ours often says no more than goodbye.
+    fn hint(&self, error: &Error) -> &'static str {
+        let speechless = match error.kind() {
+            ErrorKind::ParsingError(_) => true,
+            ErrorKind::IOError(error) => matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::ConnectionAborted
+                    | io::ErrorKind::BrokenPipe
+                    | io::ErrorKind::UnexpectedEof
+            ),
+            _ => false,
+        };
+        match (speechless, self.encrypted) {
+            (false, _) => "",
+            (true, false) => "; if the port is one for TLS, rabbitmq.url must begin with amqps://",
+            (true, true) => {
+                "; it may want a client certificate (rabbitmq.cert_file and rabbitmq.key_file)"
+            }
+        }
     }
 
     /// The connection is gone, with whatever is known of why.
@@ -153,6 +179,7 @@ pub(super) fn reason(error: &Error) -> String {
             tls::explain(error.as_ref(), "rabbitmq").unwrap_or_else(|| error.to_string())
         }
         ErrorKind::ProtocolError(error) => error.get_message().as_str().to_owned(),
+        ErrorKind::ParsingError(_) => "what answers does not speak AMQP".to_owned(),
         _ => error.to_string(),
     }
 }
@@ -165,6 +192,7 @@ mod tests {
     fn place() -> Place {
         Place {
             address: "mq:5672".into(),
+            encrypted: false,
             vhost: "shop".into(),
             exchange: "events".into(),
         }

@@ -71,6 +71,7 @@ impl RabbitmqSink {
         })?;
         let place = Place {
             address: format!("{}:{}", uri.authority.host, uri.authority.port),
+            encrypted: tls.is_some(),
             vhost: uri.vhost.clone(),
             exchange: config.exchange.clone(),
         };
