@@ -12,6 +12,8 @@ use crate::support::{
 /// Of a password that tries every special character of a URL; raw and encoded forms begin alike.
 const MARK: &str = "S3cr3tM4rk";
 const PASSWORD: &str = "S3cr3tM4rk@:/?#%&=+ 'ä\"\\";
+type Settings<'a> = &'a [(&'a str, &'a str)];
+
 const MISCONFIGURED: Option<i32> = Some(2);
 const FAILED: Option<i32> = Some(1);
 
@@ -96,7 +98,7 @@ async fn a_file_that_cannot_be_used_is_named_and_not_shown() {
         &format!("[database]\nurl = '{MARK}'\nurl_file = '{secret}'\n"),
     );
     // The settings, and the words that are said.
-    let cases: &[(&[(&str, &str)], &[&str])] = &[
+    let cases: &[(Settings<'_>, &[&str])] = &[
         (
             &[("DATABASE_URL", UNSET), ("DATABASE_URL_FILE", &secret)],
             &["database.url", "DATABASE_URL_FILE"],
