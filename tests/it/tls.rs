@@ -312,6 +312,38 @@ async fn a_relay_with_a_wrong_ca_goes_on_trying_and_delivers_once_the_file_is_me
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_goes_missing_later_is_said_and_ends_nothing() {
+    let Some(servers) = TlsServers::ours() else {
+        return;
+    };
+    let mut world = World::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ca.crt");
+    replace(&file, &servers.file("ca.crt"));
+    let settings = servers.settings();
+    let mut settings = borrowed(&settings);
+    settings.push(("database.ca_file", file.to_str().unwrap()));
+    let relay = world.ready_relay(&settings).await;
+    std::fs::remove_file(&file).unwrap();
+    world
+        .sql(&format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE application_name = 'bellwire run {}'",
+            relay.name
+        ))
+        .await;
+    world.fill("order", 5, 4).await;
+    relay
+        .until_logged(&format!("database.ca_file: {}", file.display()), SOON)
+        .await;
+    assert_eq!(world.count("published").await, 0);
+    replace(&file, &servers.file("ca.crt"));
+    world.assert_all_arrived().await;
+    drop(relay);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_without_the_certificate_that_the_broker_demands_loses_nothing() {
     let Some(servers) = TlsServers::ours() else {
         return;
