@@ -2,6 +2,7 @@
 
 pub mod cli;
 pub mod config;
+mod tls;
 pub mod event;
 pub mod route;
 pub mod store;

@@ -53,7 +53,8 @@ pub struct Cli {
 
 const AFTER_HELP: &str = "\
 Environment: DATABASE_URL and AMQP_URL; any other option as BELLWIRE_<SECTION>__<KEY>, for example
-BELLWIRE_RELAY__BATCH_SIZE=100. The environment wins over the file.
+BELLWIRE_RELAY__BATCH_SIZE=100. The environment wins over the file. With _FILE after its name, as
+in DATABASE_URL_FILE=/run/secrets/url, a variable names a file that holds the value.
 
 Exit codes: 0 done; 1 failed; 2 wrong command line or configuration; 3 `run --once` made its pass,
 but events failed in it.";

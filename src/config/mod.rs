@@ -2,7 +2,7 @@
 //!
 //! One TOML file, then the environment over it: `DATABASE_URL` and `AMQP_URL` as everybody knows
 //! them, everything else as `BELLWIRE_<SECTION>__<KEY>` (two underscores between section and
-//! key). Unknown keys are refused, so that a typing error cannot silently mean a default.
+//! key); with `_FILE` after it, the name of a file that holds the value. Unknown keys are refused, so that a typing error cannot silently mean a default.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,16 @@ use subtle::ConstantTimeEq as _;
 
 use crate::route::Router;
 
+use self::environment::{Environment, url_of};
+use crate::tls::TlsError;
+
 mod admin;
 mod alerts;
 mod database;
+mod environment;
 mod lag;
 mod log;
+mod postgres_url;
 mod prune;
 mod rabbitmq;
 mod relay;
@@ -34,6 +39,8 @@ pub use rabbitmq::*;
 pub use relay::*;
 pub use retry::*;
 pub use routes::*;
+
+pub(crate) use postgres_url::SslMode;
 
 /// File read when no other is named and it exists.
 pub const DEFAULT_FILE: &str = "bellwire.toml";
@@ -77,6 +84,12 @@ impl ConfigError {
             key: key.into(),
             reason: reason.into(),
         }
+    }
+}
+
+impl From<TlsError> for ConfigError {
+    fn from(error: TlsError) -> Self {
+        Self::key(error.option, error.reason)
     }
 }
 
@@ -152,30 +165,25 @@ impl Config {
             })?;
             builder = builder.add_source(config::File::from_str(&text, config::FileFormat::Toml));
         }
-        for (variable, key) in [
-            ("DATABASE_URL", "database.url"),
-            ("AMQP_URL", "rabbitmq.url"),
-        ] {
-            if let Ok(value) = std::env::var(variable) {
-                builder = builder
-                    .set_override(key, value)
-                    .map_err(|error| ConfigError::key(key, error.to_string()))?;
-            }
+        let environment = Environment::read(std::env::vars_os())?;
+        for (key, value) in &environment.well_known {
+            builder = builder
+                .set_override(key, value.as_str())
+                .map_err(|error| ConfigError::key(*key, error.to_string()))?;
         }
-        let environment = config::Environment::with_prefix("BELLWIRE")
+        let variables = config::Environment::with_prefix("BELLWIRE")
             .prefix_separator("_")
             .separator("__")
             .ignore_empty(true)
-            .source(Some(own_variables()));
-        let merged =
-            builder
-                .add_source(environment)
-                .build()
-                .map_err(|error| ConfigError::File {
-                    path: path.to_owned(),
-                    reason: reason_without_line(&error.to_string()),
-                })?;
-        let loaded: Self = serde_path_to_error::deserialize(merged).map_err(|error| {
+            .source(Some(environment.variables.clone()));
+        let merged = builder
+            .add_source(variables)
+            .build()
+            .map_err(|error| ConfigError::File {
+                path: path.to_owned(),
+                reason: reason_without_line(&error.to_string()),
+            })?;
+        let mut loaded: Self = serde_path_to_error::deserialize(merged).map_err(|error| {
             let key = error.path().to_string();
             let reason = match key.as_str() {
                 // The value may be a URL with its password.
@@ -185,9 +193,10 @@ impl Config {
                 secret if SECRETS.contains(&secret) => "must be a string".to_owned(),
                 _ => reason(error.inner()),
             };
-            ConfigError::key(key, reason)
+            environment.hide(ConfigError::key(key, reason))
         })?;
-        loaded.validate()?;
+        loaded.read_urls(&environment)?;
+        loaded.validate().map_err(|error| environment.hide(error))?;
         Ok(loaded)
     }
 
@@ -197,6 +206,23 @@ impl Config {
     /// Names the route's key that is wrong.
     pub fn router(&self) -> Result<Router, ConfigError> {
         Router::new(&self.routes, &self.rabbitmq.exchange)
+    }
+
+    /// Reads the URLs that the file only names the files of. One from the environment wins.
+    fn read_urls(&mut self, environment: &Environment) -> Result<(), ConfigError> {
+        let Self {
+            database, rabbitmq, ..
+        } = self;
+        for (option, url, file) in [
+            ("database.url", &mut database.url, &mut database.url_file),
+            ("rabbitmq.url", &mut rabbitmq.url, &mut rabbitmq.url_file),
+        ] {
+            if environment.gives(option) {
+                *file = None;
+            }
+            *url = url_of(option, url.take(), file.as_deref())?;
+        }
+        Ok(())
     }
 
     /// Checks what a type cannot say. Called by [`Self::load`].
@@ -226,14 +252,6 @@ impl Config {
         }
         Ok(())
     }
-}
-
-/// The `BELLWIRE_…` variables that are options; the rest belong to the command line or to tests.
-fn own_variables() -> config::Map<String, String> {
-    std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .filter(|(name, _)| name.starts_with("BELLWIRE_") && name.contains("__"))
-        .collect()
 }
 
 /// The parser shows the line that it stumbled over, which may hold a secret: only where and why.

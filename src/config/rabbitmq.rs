@@ -1,11 +1,14 @@
 //! `[rabbitmq]`: Where events go.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use lapin::uri::{AMQPScheme, AMQPUri};
 use serde::Deserialize;
 
 use super::{ConfigError, HOUR, MILLISECOND, Secret, within};
+use crate::tls::{self, PemFile, Tls, Verify};
 
 /// A topic exchange: consumers bind to `order.*` or `*.OrderPlaced` on it.
 pub const DEFAULT_EXCHANGE: &str = "domain-events";
@@ -37,12 +40,42 @@ impl TryFrom<String> for MessageId {
     }
 }
 
+/// What other clients read from the URL's query about TLS. Ignored, it would be less security than
+/// was asked for; certificate and name are always verified.
+const NOT_IN_THE_URL: &[(&str, &str)] = &[
+    ("cacertfile", "give rabbitmq.ca_file instead"),
+    ("certfile", "give rabbitmq.cert_file instead"),
+    ("keyfile", "give rabbitmq.key_file instead"),
+    ("password", "give a key that is not encrypted"),
+    ("depth", "leave it out"),
+    (
+        "verify",
+        "leave it out: the server's certificate is always verified",
+    ),
+    (
+        "fail_if_no_peer_cert",
+        "leave it out: the server's certificate is always verified",
+    ),
+    (
+        "server_name_indication",
+        "use the name in the server's certificate as the URL's host",
+    ),
+];
+
 /// `[rabbitmq]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RabbitmqConfig {
     /// `amqp://user:password@host:5672/vhost` or `amqps://…`; `AMQP_URL`.
     pub url: Option<Secret>,
+    /// A file that holds the URL; `AMQP_URL_FILE`.
+    pub url_file: Option<PathBuf>,
+    /// PEM file with the CA that the server's certificate is verified by; the system's roots else.
+    pub ca_file: Option<PathBuf>,
+    /// PEM file with our own certificate, for servers that ask for one.
+    pub cert_file: Option<PathBuf>,
+    /// PEM file with its key.
+    pub key_file: Option<PathBuf>,
     /// Exchange to publish to, with the routing key `<aggregate_type>.<event_type>`.
     pub exchange: String,
     /// `app_id` of every message: names the installation.
@@ -61,6 +94,10 @@ impl Default for RabbitmqConfig {
     fn default() -> Self {
         Self {
             url: None,
+            url_file: None,
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
             exchange: DEFAULT_EXCHANGE.into(),
             source: "bellwire".into(),
             message_id: MessageId::default(),
@@ -73,16 +110,9 @@ impl Default for RabbitmqConfig {
 impl RabbitmqConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         if let Some(url) = &self.url {
-            let parsed = url::Url::parse(url.expose()).ok();
-            let right = parsed.as_ref().is_some_and(|url| {
-                matches!(url.scheme(), "amqp" | "amqps") && url.host_str().is_some()
-            });
-            if !right || lapin::uri::AMQPUri::from_str(url.expose()).is_err() {
-                return Err(ConfigError::key(
-                    "rabbitmq.url",
-                    "no AMQP URL; give one like amqp://user:password@host:5672/%2f (AMQP_URL), \
-                     with special characters of user, password and vhost percent-encoded",
-                ));
+            check_url(url)?;
+            if let Some(tls) = self.tls()? {
+                tls.client_config()?;
             }
         }
         for (key, value) in [
@@ -108,5 +138,97 @@ impl RabbitmqConfig {
             MILLISECOND,
             HOUR,
         )
+    }
+
+    /// What connections need if they are encrypted; None if they are not. Opens no file.
+    ///
+    /// # Errors
+    /// Names the file that does not go with the rest.
+    pub(crate) fn tls(&self) -> Result<Option<Tls>, ConfigError> {
+        let files = [
+            ("rabbitmq.ca_file", self.ca_file.as_deref()),
+            ("rabbitmq.cert_file", self.cert_file.as_deref()),
+            ("rabbitmq.key_file", self.key_file.as_deref()),
+        ];
+        let uri = self.url.as_ref().map(|url| AMQPUri::from_str(url.expose()));
+        let encrypted = matches!(uri, Some(Ok(uri)) if uri.scheme == AMQPScheme::AMQPS);
+        if !encrypted {
+            return match files.iter().find(|(_, path)| path.is_some()) {
+                Some((option, _)) => Err(ConfigError::key(
+                    *option,
+                    "is given, but rabbitmq.url asks for no TLS: make it amqps://…",
+                )),
+                None => Ok(None),
+            };
+        }
+        let [(option, ca), certificate, key] = files;
+        Ok(Some(Tls {
+            verify: Verify::ChainAndName,
+            ca_option: option,
+            ca: ca.map(|path| PemFile {
+                option,
+                path: path.to_owned(),
+            }),
+            identity: tls::identity(certificate, key)?,
+        }))
+    }
+}
+
+fn check_url(url: &Secret) -> Result<(), ConfigError> {
+    let parsed = url::Url::parse(url.expose())
+        .ok()
+        .filter(|url| matches!(url.scheme(), "amqp" | "amqps") && url.host_str().is_some());
+    let known = AMQPUri::from_str(url.expose()).is_ok();
+    let Some(parsed) = parsed.filter(|_| known) else {
+        return Err(ConfigError::key(
+            "rabbitmq.url",
+            "no AMQP URL; give one like amqp://user:password@host:5672/%2f (AMQP_URL), \
+             with special characters of user, password and vhost percent-encoded",
+        ));
+    };
+    for (parameter, instead) in NOT_IN_THE_URL {
+        if parsed.query_pairs().any(|(key, _)| key == *parameter) {
+            return Err(ConfigError::key(
+                "rabbitmq.url",
+                format!("its parameter {parameter} is not supported: {instead}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(url: &str, ca_file: Option<&str>) -> Option<String> {
+        let config = RabbitmqConfig {
+            url: Some(url.into()),
+            ca_file: ca_file.map(Into::into),
+            ..RabbitmqConfig::default()
+        };
+        config.validate().err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn less_security_than_asked_for_is_refused() {
+        for (url, word) in [
+            ("amqps://u:S3cr@h/%2f?verify=verify_none", "always verified"),
+            ("amqps://u:S3cr@h/%2f?cacertfile=/S3cr", "rabbitmq.ca_file"),
+            ("amqps://u:S3cr@h?server_name_indication=x", "host"),
+        ] {
+            let error = refused(url, None).unwrap();
+            assert!(
+                error.starts_with("rabbitmq.url: ") && error.contains(word),
+                "{error}"
+            );
+            assert!(!error.contains("S3cr"), "{error}");
+        }
+        let error = refused("amqp://h", Some("ca.pem")).unwrap();
+        assert!(
+            error.starts_with("rabbitmq.ca_file: ") && error.contains("amqps://"),
+            "{error}"
+        );
+        assert_eq!(refused("amqp://h?heartbeat=5", None), None);
     }
 }

@@ -1,24 +1,26 @@
-//! Connections: settings that notice a dead peer, TLS, poolers, and a bound on every wait.
+//! Connections: settings that notice a dead peer, TLS as libpq has it, poolers, and a bound on every
+//! wait.
 
 use std::future::Future;
-use std::str::FromStr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::poll_fn;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, SignatureScheme};
 use tokio::sync::mpsc;
-use tokio_postgres::{AsyncMessage, Client, Notification};
+use tokio::task::JoinHandle;
+use tokio_postgres::config::SslMode as DriverMode;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{AsyncMessage, Client, Connection, Notification, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::StoreError;
 use super::pooler::{Pooler, Pooling};
 use super::runner::Runner;
-use crate::config::{PoolerSetting, Secret};
+use crate::config::{DatabaseTarget, PoolerSetting, SslMode};
+use crate::tls::{Tls, TlsError, handshake_failed};
 
 /// A wrong address or a host that swallows packets should show soon.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,27 +48,42 @@ pub(super) async fn in_time<T>(
     }
 }
 
+type TlsStream = <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream;
+
+/// Reads the certificate files at each connection.
+#[derive(Clone)]
+struct FreshTls(Arc<Tls>);
+
+impl MakeTlsConnect<Socket> for FreshTls {
+    type Stream = TlsStream;
+    type TlsConnect = <MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect;
+    type Error = TlsError;
+
+    fn make_tls_connect(&mut self, host: &str) -> Result<Self::TlsConnect, TlsError> {
+        let mut connect = MakeRustlsConnect::new(self.0.client_config()?);
+        let Ok(connect) = MakeTlsConnect::<Socket>::make_tls_connect(&mut connect, host);
+        Ok(connect)
+    }
+}
+
 /// Opens connections to the outbox's database.
 #[derive(Clone)]
 pub struct Connector {
     config: tokio_postgres::Config,
-    tls: MakeRustlsConnect,
+    mode: SslMode,
+    tls: FreshTls,
     session_sql: Arc<str>,
     pooler: Arc<Pooler>,
 }
 
 impl Connector {
-    /// `key` names the option that the URL is from.
     pub(super) fn new(
-        key: &str,
-        url: &Secret,
+        target: DatabaseTarget,
         application_name: &str,
         session_sql: &str,
         pooler: PoolerSetting,
-    ) -> Result<Self, StoreError> {
-        let (url, verify) = split_ssl_mode(url.expose());
-        let mut config = tokio_postgres::Config::from_str(&url)
-            .map_err(|_| StoreError::Shape(format!("{key} is no PostgreSQL connection string")))?;
+    ) -> Self {
+        let mut config = target.driver;
         if config.get_application_name().is_none() {
             config.application_name(application_name);
         }
@@ -80,12 +97,13 @@ impl Connector {
             .keepalives_interval(KEEPALIVE_INTERVAL)
             .keepalives_retries(3)
             .tcp_user_timeout(TCP_USER_TIMEOUT);
-        Ok(Self {
+        Self {
             config,
-            tls: MakeRustlsConnect::new(tls_client(verify)),
+            mode: target.mode,
+            tls: FreshTls(Arc::new(target.tls)),
             session_sql: session_sql.into(),
             pooler: Arc::new(Pooler::new(pooler)),
-        })
+        }
     }
 
     /// Does a connection keep its server session? Finds out by the first call, unless configured.
@@ -112,8 +130,36 @@ impl Connector {
         &self.config
     }
 
-    pub(super) fn tls(&self) -> MakeRustlsConnect {
-        self.tls.clone()
+    /// With or without TLS, as libpq's modes have it. If neither way leads in, the error is that of
+    /// the way with TLS, which says more.
+    async fn dial(&self) -> Result<(Client, Connection<Socket, TlsStream>), tokio_postgres::Error> {
+        let (first, second) = match self.mode {
+            SslMode::Disable => (DriverMode::Disable, None),
+            SslMode::Allow => (DriverMode::Disable, Some(DriverMode::Prefer)),
+            SslMode::Prefer => (DriverMode::Prefer, Some(DriverMode::Disable)),
+            SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => {
+                (DriverMode::Require, None)
+            }
+        };
+        let error = match self.dial_by(first).await {
+            Ok(connected) => return Ok(connected),
+            Err(error) => error,
+        };
+        match second.filter(|_| is_about_the_way(&error)) {
+            None => Err(error),
+            Some(other) => match self.dial_by(other).await {
+                Err(_) if first == DriverMode::Prefer => Err(error),
+                connected => connected,
+            },
+        }
+    }
+
+    async fn dial_by(
+        &self,
+        mode: DriverMode,
+    ) -> Result<(Client, Connection<Socket, TlsStream>), tokio_postgres::Error> {
+        let mut config = self.config.clone();
+        config.ssl_mode(mode).connect(self.tls.clone()).await
     }
 
     /// A connection of one's own, with our session settings; without them through a pooler in
@@ -146,7 +192,7 @@ impl Connector {
         &self,
         lost: impl FnOnce(String) + Send + 'static,
     ) -> Result<(Client, Notifications), StoreError> {
-        let (client, mut connection) = in_time(self.config.connect(self.tls.clone())).await?;
+        let (client, mut connection) = in_time(self.dial()).await?;
         let (heard, notifications) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             let end = poll_fn(|context| {
@@ -171,108 +217,28 @@ impl Connector {
     }
 }
 
-/// What the URL asks of TLS, in libpq's words: `verify-ca` and `verify-full` verify the server's
-/// certificate (both also its name) against the system's roots or `SSL_CERT_FILE`; `require` and
-/// `prefer` encrypt without verifying. The driver does not know the first two, so they are taken out
-/// of the URL here.
-fn split_ssl_mode(url: &str) -> (String, bool) {
-    for mode in ["verify-full", "verify-ca"] {
-        let asked = format!("sslmode={mode}");
-        if url.contains(&asked) {
-            return (url.replace(&asked, "sslmode=require"), true);
-        }
-    }
-    (url.to_owned(), false)
+/// May the server take us with TLS where it refused us without, or the other way round?
+///
+/// libpq also tries again after a wrong password; we send none a second time, on a way that is open
+/// to others perhaps.
+fn is_about_the_way(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION) || handshake_failed(error)
 }
 
-fn tls_client(verify: bool) -> rustls::ClientConfig {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .expect("ring supports the default protocol versions");
-    if !verify {
-        return builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Unverified(provider)))
-            .with_no_client_auth();
-    }
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in rustls_native_certs::load_native_certs().certs {
-        // An odd certificate in the system's store is no reason not to start.
-        let _ = roots.add(certificate);
-    }
-    builder.with_root_certificates(roots).with_no_client_auth()
-}
-
-/// Takes any certificate, as libpq does under `prefer` and `require`; the handshake's signature is
-/// still checked.
-#[derive(Debug)]
-struct Unverified(Arc<rustls::crypto::CryptoProvider>);
-
-impl ServerCertVerifier for Unverified {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(
-            message,
-            certificate,
-            signature,
-            &self.0.signature_verification_algorithms,
-        )
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(
-            message,
-            certificate,
-            signature,
-            &self.0.signature_verification_algorithms,
-        )
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+/// For the pool.
+impl deadpool_postgres::Connect for Connector {
+    fn connect(&self, _: &tokio_postgres::Config) -> Dialled<'_> {
+        Box::pin(async move {
+            let (client, connection) = self.dial().await?;
+            let task = tokio::spawn(async move {
+                // Whoever uses the client gets the error too.
+                let _ = connection.await;
+            });
+            Ok((client, task))
+        })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_verifying_modes_verify() {
-        let with = |mode: &str| split_ssl_mode(&format!("postgres://u@h/d?sslmode={mode}"));
-        assert_eq!(
-            with("verify-full"),
-            ("postgres://u@h/d?sslmode=require".to_owned(), true)
-        );
-        assert_eq!(
-            with("verify-ca"),
-            ("postgres://u@h/d?sslmode=require".to_owned(), true)
-        );
-        assert_eq!(
-            with("require"),
-            ("postgres://u@h/d?sslmode=require".to_owned(), false)
-        );
-        assert!(!split_ssl_mode("host=h user=u").1);
-    }
-}
+type Dialled<'a> = Pin<
+    Box<dyn Future<Output = Result<(Client, JoinHandle<()>), tokio_postgres::Error>> + Send + 'a>,
+>;

@@ -4,6 +4,9 @@ use std::error::Error as _;
 
 /// What PgBouncer says of parameters that it does not know; PostgreSQL has other words.
 const UNSUPPORTED_PARAMETER: &str = "unsupported startup parameter";
+use tokio_postgres::error::SqlState;
+
+use crate::tls;
 
 /// An error of the outbox's database. Texts carry no password and no payload.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +101,10 @@ impl From<tokio_postgres::Error> for StoreError {
             }
             let mut refused = Self::Refused {
                 code: refused.code().code().to_owned(),
-                message: refused.message().to_owned(),
+                message: match *refused.code() {
+                    SqlState::INVALID_AUTHORIZATION_SPECIFICATION => with_remedy(refused.message()),
+                    _ => refused.message().to_owned(),
+                },
             };
             if refused.is_of_pooler()
                 && let Self::Refused { message, .. } = &mut refused
@@ -109,6 +115,9 @@ impl From<tokio_postgres::Error> for StoreError {
             }
             return refused;
         }
+        if let Some(text) = tls::explain(&error, "database") {
+            return Self::Unavailable(text);
+        }
         let mut text = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
@@ -118,7 +127,35 @@ impl From<tokio_postgres::Error> for StoreError {
             }
             source = cause.source();
         }
-        Self::Unavailable(text)
+        Self::Unavailable(with_remedy(&text))
+    }
+}
+
+/// Which option mends it, where PostgreSQL or the driver refuse for want, or for too much, of TLS.
+fn with_remedy(text: &str) -> String {
+    let remedies = [
+        (
+            "valid client certificate",
+            "give one that the server takes for this role in database.cert_file, with \
+             database.key_file",
+        ),
+        (
+            "certificate authentication failed",
+            "give one that the server takes for this role in database.cert_file: its common name \
+             must be the role's",
+        ),
+        (
+            "no encryption",
+            "it may want TLS: give sslmode=require, or one that verifies, in database.url",
+        ),
+        (
+            "server does not support TLS",
+            "turn on ssl at the server, or give sslmode=prefer in database.url if it need not be",
+        ),
+    ];
+    match remedies.iter().find(|(words, _)| text.contains(words)) {
+        Some((_, remedy)) => format!("{text}; {remedy}"),
+        None => text.to_owned(),
     }
 }
 

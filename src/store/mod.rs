@@ -217,18 +217,24 @@ impl Store {
         let url: &Secret = config.url.as_ref().ok_or(StoreError::NoUrl)?;
         let names = Arc::new(Names::new(&config.schema, &config.table));
         let session_sql = names.render(include_str!("../../sql/session.sql"));
-        let connect = |key, url: &Secret, pooler| {
-            Connector::new(key, url, application_name, &session_sql, pooler)
+        let connect = |key, variable, url: &Secret, pooler| {
+            let target = config.target(key, variable, url);
+            target
+                .map(|target| Connector::new(target, application_name, &session_sql, pooler))
+                .map_err(|error| StoreError::Shape(error.to_string()))
         };
-        let connector = connect("database.url", url, config.pooler)?;
+        let connector = connect("database.url", "DATABASE_URL", url, config.pooler)?;
         let listen = config
             .listen_url
             .as_ref()
-            .map(|url| connect("database.listen_url", url, PoolerSetting::None))
+            .map(|url| {
+                let variable = "BELLWIRE_DATABASE__LISTEN_URL";
+                connect("database.listen_url", variable, url, PoolerSetting::None)
+            })
             .transpose()?;
-        let manager = Manager::from_config(
+        let manager = Manager::from_connect(
             connector.config().clone(),
-            connector.tls(),
+            connector.clone(),
             ManagerConfig {
                 // A closed connection is noticed; a dead one fails its statement, which is tried again on
                 // a fresh one. A test query per use would double them all.

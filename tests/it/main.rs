@@ -25,3 +25,5 @@ mod admin;
 mod alerts;
 mod monitoring;
 mod conformance;
+mod tls;
+mod secrets;

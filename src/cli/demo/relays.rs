@@ -198,6 +198,10 @@ fn command(config: &Config, name: &str, stderr: File) -> anyhow::Result<Command>
             command.env_remove(variable);
         }
     }
+    // What they hold is given by value.
+    command
+        .env_remove("DATABASE_URL_FILE")
+        .env_remove("AMQP_URL_FILE");
     command
         .arg("run")
         .envs(environment(config, name))
@@ -225,7 +229,7 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         MessageId::Id => "id",
         MessageId::EventId => "event_id",
     };
-    vec![
+    let mut environment = vec![
         ("DATABASE_URL", url(&database.url)),
         ("AMQP_URL", url(&rabbitmq.url)),
         ("BELLWIRE_DATABASE__SCHEMA", database.schema.clone()),
@@ -261,7 +265,21 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         ("BELLWIRE_ADMIN__LISTEN", "off".to_owned()),
         ("BELLWIRE_LOG__LEVEL", log.level.clone()),
         ("BELLWIRE_LOG__FORMAT", "text".to_owned()),
-    ]
+    ];
+    for (variable, file) in [
+        ("BELLWIRE_DATABASE__CA_FILE", &database.ca_file),
+        ("BELLWIRE_DATABASE__CERT_FILE", &database.cert_file),
+        ("BELLWIRE_DATABASE__KEY_FILE", &database.key_file),
+        ("BELLWIRE_RABBITMQ__CA_FILE", &rabbitmq.ca_file),
+        ("BELLWIRE_RABBITMQ__CERT_FILE", &rabbitmq.cert_file),
+        ("BELLWIRE_RABBITMQ__KEY_FILE", &rabbitmq.key_file),
+    ] {
+        if let Some(file) = file {
+            // It came from text, so it is text.
+            environment.push((variable, file.to_string_lossy().into_owned()));
+        }
+    }
+    environment
 }
 
 #[cfg(test)]

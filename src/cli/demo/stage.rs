@@ -12,7 +12,7 @@ use lapin::options::{
     QueueDeleteOptions,
 };
 use lapin::types::FieldTable;
-use lapin::{Connection, ConnectionProperties, ExchangeKind};
+use lapin::{Connection, ExchangeKind};
 use tracing::instrument::WithSubscriber as _;
 use tracing::subscriber::NoSubscriber;
 
@@ -167,18 +167,7 @@ impl Stage {
     }
 
     async fn connect_broker(&self) -> lapin::Result<Connection> {
-        let url = self
-            .config
-            .rabbitmq
-            .url
-            .as_ref()
-            .map_or("", |url| url.expose());
-        let uri = rabbitmq::parse(url).ok_or_else(|| std::io::Error::other("no AMQP URL"))?;
-        // An error means that there is one already.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let properties =
-            ConnectionProperties::default().with_connection_name("bellwire demo".into());
-        Connection::connect_uri(uri, properties).await
+        rabbitmq::connect(&self.config.rabbitmq, "bellwire demo").await
     }
 
     async fn in_time<T>(&self, talk: impl Future<Output = lapin::Result<T>>) -> anyhow::Result<T> {

@@ -12,17 +12,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use lapin::tcp::OwnedTLSConfig;
-use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::uri::AMQPUri;
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
+use rustls_connector::RustlsConnector;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::fault::Place;
 use super::link::{Board, Link, Socket};
+use crate::config::RabbitmqConfig;
 use crate::relay::failure::Cause;
 use crate::sink::{SinkError, Transport};
+use crate::tls::Tls;
 
 /// A failed attempt to connect is not repeated sooner.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -47,6 +49,8 @@ impl Drop for ShutDownOnDrop {
 /// Makes the connection when it is needed.
 pub(super) struct Connector {
     uri: AMQPUri,
+    /// None for a connection in the clear.
+    tls: Option<Tls>,
     pub(super) place: Place,
     name: String,
     connect_timeout: Duration,
@@ -67,10 +71,9 @@ struct State {
 impl Connector {
     pub(super) fn new(
         uri: AMQPUri,
+        tls: Option<Tls>,
         place: Place,
-        source: &str,
-        connect_timeout: Duration,
-        confirm_timeout: Duration,
+        config: &RabbitmqConfig,
     ) -> Self {
         let mut uri = uri;
         uri.query.heartbeat.get_or_insert(HEARTBEAT_SECONDS);
@@ -81,10 +84,11 @@ impl Connector {
         }
         Self {
             uri,
+            tls,
             place,
-            name: format!("bellwire {source}"),
-            connect_timeout,
-            confirm_timeout,
+            name: format!("bellwire {}", config.source),
+            connect_timeout: config.connect_timeout,
+            confirm_timeout: config.confirm_timeout,
             board: Arc::default(),
             runtime,
             state: tokio::sync::Mutex::default(),
@@ -159,6 +163,7 @@ impl Connector {
             ConnectionProperties::default().with_connection_name(self.name.as_str().into());
         let handshake = handshake(
             self.uri.clone(),
+            self.tls.clone(),
             properties,
             socket.clone(),
             self.connect_timeout,
@@ -205,8 +210,9 @@ impl Connector {
 }
 
 /// TCP, TLS and AMQP handshakes.
-async fn handshake(
+pub(super) async fn handshake(
     uri: AMQPUri,
+    tls: Option<Tls>,
     properties: ConnectionProperties,
     socket: Socket,
     connect_timeout: Duration,
@@ -227,13 +233,12 @@ async fn handshake(
                     let handle = plain.get_ref().as_fd().try_clone_to_owned()?;
                     socket.set(handle.into());
                 }
-                match uri.scheme {
-                    AMQPScheme::AMQP => Ok(stream),
-                    AMQPScheme::AMQPS => {
-                        let config = OwnedTLSConfig::default();
-                        stream.into_tls(host, config.as_ref()).await
-                    }
-                }
+                let Some(tls) = &tls else {
+                    return Ok(stream);
+                };
+                let connector: RustlsConnector =
+                    tls.client_config().map_err(std::io::Error::other)?.into();
+                stream.into_rustls(&connector, host).await
             };
             // Bounded here too: this runs on a thread that lapin does not give up.
             match timeout(connect_timeout, open).await {

@@ -3,17 +3,22 @@
 //! Only a broker's own reason for closing something can accuse an event, and only if nothing else
 //! was unconfirmed there. Everything else is the transport's trouble.
 
+use std::io;
+
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::{Error, ErrorKind};
 
 use crate::relay::failure::Cause;
 use crate::sink::SinkError;
+use crate::tls;
 
 /// Names for error texts; no user, no password.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     /// `host:port`.
     pub(super) address: String,
+    /// By TLS.
+    pub(super) encrypted: bool,
     pub(super) vhost: String,
 }
 
@@ -36,9 +41,35 @@ impl Place {
                 "RabbitMQ at {address} refused vhost '{vhost}': {text}. Create it, and give the \
                  user permissions on it."
             ),
-            _ => format!("cannot connect to RabbitMQ at {address}: {}", reason(error)),
+            _ => format!(
+                "cannot connect to RabbitMQ at {address}: {}{}",
+                reason(error),
+                self.hint(error)
+            ),
         };
         SinkError::new(Cause::Unreachable, message)
+    }
+
+    /// A server with other ideas of TLS than ours often says no more than goodbye.
+    fn hint(&self, error: &Error) -> &'static str {
+        let speechless = match error.kind() {
+            ErrorKind::ParsingError(_) => true,
+            ErrorKind::IOError(error) => matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::ConnectionAborted
+                    | io::ErrorKind::BrokenPipe
+                    | io::ErrorKind::UnexpectedEof
+            ),
+            _ => false,
+        };
+        match (speechless, self.encrypted) {
+            (false, _) => "",
+            (true, false) => "; if the port is one for TLS, rabbitmq.url must begin with amqps://",
+            (true, true) => {
+                "; it may want a client certificate (rabbitmq.cert_file and rabbitmq.key_file)"
+            }
+        }
     }
 
     /// The connection is gone, with whatever is known of why.
@@ -155,8 +186,11 @@ fn hard_or_soft(error: &Error) -> Option<(&AMQPErrorKind, &str)> {
 /// The text without lapin's own prefix where that says nothing.
 pub(super) fn reason(error: &Error) -> String {
     match error.kind() {
-        ErrorKind::IOError(error) => error.to_string(),
+        ErrorKind::IOError(error) => {
+            tls::explain(error.as_ref(), "rabbitmq").unwrap_or_else(|| error.to_string())
+        }
         ErrorKind::ProtocolError(error) => error.get_message().as_str().to_owned(),
+        ErrorKind::ParsingError(_) => "what answers does not speak AMQP".to_owned(),
         _ => error.to_string(),
     }
 }
@@ -169,6 +203,7 @@ mod tests {
     fn place() -> Place {
         Place {
             address: "mq:5672".into(),
+            encrypted: false,
             vhost: "shop".into(),
         }
     }

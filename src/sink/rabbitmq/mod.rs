@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use lapin::options::ExchangeDeclareOptions;
 use lapin::types::{FieldTable, ShortString};
 use lapin::uri::AMQPUri;
-use lapin::{Channel, ExchangeKind};
+use lapin::{Channel, Connection, ConnectionProperties, ExchangeKind};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -62,21 +62,17 @@ impl RabbitmqSink {
                 "rabbitmq.url is not set or no AMQP URL (AMQP_URL)",
             )
         })?;
-        // An error means that there is one already.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        let tls = config
+            .tls()
+            .map_err(|error| SinkError::new(Cause::Unreachable, error.to_string()))?;
         let place = Place {
             address: format!("{}:{}", uri.authority.host, uri.authority.port),
+            encrypted: tls.is_some(),
             vhost: uri.vhost.clone(),
         };
         Ok(Arc::new(Self {
             composer: Composer::new(&config)?,
-            connector: Connector::new(
-                uri,
-                place,
-                &config.source,
-                config.connect_timeout,
-                config.confirm_timeout,
-            ),
+            connector: Connector::new(uri, tls, place, &config),
             confirm_timeout: config.confirm_timeout,
             connect_timeout: config.connect_timeout,
         }))
@@ -172,9 +168,26 @@ impl Sink for RabbitmqSink {
     }
 }
 
+/// A connection for other purposes than publishing, as the configuration has it.
+pub(crate) async fn connect(config: &RabbitmqConfig, name: &str) -> lapin::Result<Connection> {
+    let other = |text: String| lapin::Error::from(std::io::Error::other(text));
+    let url = config.url.as_ref().map_or("", |url| url.expose());
+    let uri = parse(url).ok_or_else(|| other("no AMQP URL".into()))?;
+    let tls = config.tls().map_err(|error| other(error.to_string()))?;
+    let properties = ConnectionProperties::default().with_connection_name(name.into());
+    connection::handshake(
+        uri,
+        tls,
+        properties,
+        link::Socket::default(),
+        config.connect_timeout,
+    )
+    .await
+}
+
 /// An AMQP URL, read in full: lapin's own parser takes an IPv6 host for none at all, and goes to
 /// localhost.
-pub(crate) fn parse(url: &str) -> Option<AMQPUri> {
+fn parse(url: &str) -> Option<AMQPUri> {
     let mut uri = AMQPUri::from_str(url).ok()?;
     let parsed = url::Url::parse(url).ok()?;
     if let Some(url::Host::Ipv6(host)) = parsed.host() {

@@ -21,13 +21,15 @@ mod receiver;
 mod relay;
 mod roles;
 mod services;
+mod tls;
 
 pub use ledger::Ledger;
 pub use load::Load;
 pub use proxy::Proxy;
 pub use receiver::{Receiver, Reply};
-pub use relay::{Relay, Run};
+pub use relay::{Relay, Run, UNSET};
 pub use services::Services;
+pub use tls::TlsServers;
 
 /// Longer than anything here takes on a slow machine; shorter than the runner's own limit.
 pub const SOON: Duration = Duration::from_secs(30);

@@ -11,6 +11,9 @@ use tokio::sync::watch;
 /// The whole message, as PostgreSQL's simple query protocol has it.
 const COMMIT: &[u8] = b"Q\0\0\0\x0bCOMMIT\0";
 
+/// Where the servers are, too.
+const LOOPBACK: &str = "127.0.0.1";
+
 #[derive(Default)]
 struct Faults {
     delay_ms: AtomicU64,
@@ -26,6 +29,7 @@ struct Faults {
 
 /// In front of one server.
 pub struct Proxy {
+    address: &'static str,
     port: u16,
     faults: Arc<Faults>,
     cut: watch::Sender<u64>,
@@ -34,6 +38,11 @@ pub struct Proxy {
 impl Proxy {
     /// In front of the server that this URL names.
     pub async fn new(url: &str) -> Self {
+        Self::at(LOOPBACK, url).await
+    }
+
+    /// At this address of the loopback network.
+    pub async fn at(address: &'static str, url: &str) -> Self {
         let target = url::Url::parse(url).unwrap();
         let host = target.host_str().unwrap().to_owned();
         let port = target
@@ -43,10 +52,11 @@ impl Proxy {
             } else {
                 5432
             });
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind((address, 0)).await.unwrap();
         let faults = Arc::new(Faults::default());
         let (cut, cuts) = watch::channel(0);
         let proxy = Self {
+            address,
             port: listener.local_addr().unwrap().port(),
             faults: faults.clone(),
             cut,
@@ -70,7 +80,7 @@ impl Proxy {
     /// The same URL, through this proxy.
     pub fn through(&self, url: &str) -> String {
         let mut url = url::Url::parse(url).unwrap();
-        url.set_host(Some("127.0.0.1")).unwrap();
+        url.set_host(Some(self.address)).unwrap();
         url.set_port(Some(self.port)).unwrap();
         url.to_string()
     }

@@ -8,6 +8,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 
+/// As the value of a setting: the variable is removed.
+pub const UNSET: &str = "\0unset";
+
 /// A process of the binary. Killed when dropped.
 pub struct Relay {
     pub name: String,
@@ -24,7 +27,8 @@ pub struct Run {
 }
 
 impl Relay {
-    /// `settings` are options such as `("relay.lease", "5s")`; a key without a dot is a plain variable.
+    /// `settings` are options such as `("relay.lease", "5s")`; a key without a dot is a plain variable,
+    /// which [`UNSET`] removes.
     pub fn start(
         environment: &[(String, String)],
         settings: &[(&str, &str)],
@@ -58,6 +62,8 @@ impl Relay {
                     ),
                     value,
                 );
+            } else if *value == UNSET {
+                command.env_remove(key);
             } else {
                 command.env(key, value);
             }
