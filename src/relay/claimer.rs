@@ -769,7 +769,6 @@ impl Claimer {
                 held: Held::of_row(row, token),
                 error: SinkError::new(Cause::Undecodable, error.to_string()),
                 outcome: Outcome::Dead,
-                wait: None,
                 // Which route it would have taken is not known.
                 holds: true,
                 copied_to: None,

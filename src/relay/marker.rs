@@ -4,7 +4,7 @@
 //! The only one that writes to claimed rows after the claim. One statement at a time; confirmed ids
 //! are gathered for a few milliseconds or a few hundred.
 //! # Receives
-//! [`Confirmed`], [`Failed`], [`HandBack`], [`Dropped`]; [`Flush`].
+//! [`Confirmed`], [`Failed`], [`Waiting`], [`HandBack`], [`Dropped`]; [`Flush`].
 //! # Sends
 //! `Returned` to the claimer, `Exited` to the supervisor.
 //! # Invariants
@@ -113,16 +113,28 @@ pub struct Failed {
     pub held: Held,
     /// Why.
     pub error: SinkError,
-    /// `Wait`, `Retry`, `RetryOrDead` or `Dead`.
+    /// `Retry`, `RetryOrDead` or `Dead`.
     pub outcome: Outcome,
-    /// Until it may be tried again, for `Wait`; otherwise the backoff decides.
-    pub wait: Option<Duration>,
     /// Does it hold back the later events of its aggregate once dead?
     pub holds: bool,
     /// Where a copy of it went before it was given up.
     pub copied_to: Option<Arc<str>>,
     /// Later events of its aggregate in hand, unsent.
     pub later: Vec<Held>,
+}
+
+/// Events that wait for one destination, no attempt counted.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Waiting {
+    /// The first event of each aggregate.
+    pub heads: Vec<Held>,
+    /// Later events of their aggregates in hand, unsent.
+    pub later: Vec<Held>,
+    /// Why the destination takes nothing.
+    pub error: SinkError,
+    /// Until they may be tried again.
+    pub wait: Duration,
 }
 
 /// Not published, no attempt counted.
@@ -181,6 +193,7 @@ pub struct Policy {
 
 enum Work {
     Fail(Failed),
+    Wait(Waiting),
     Release(Vec<Held>, outcome::Result),
 }
 
@@ -254,6 +267,7 @@ impl Marker {
         if let Some(work) = self.work.pop_front() {
             match work {
                 Work::Fail(failed) => self.fail(failed, context),
+                Work::Wait(waiting) => self.wait(waiting, context),
                 Work::Release(held, why) => self.release(held, why, context),
             }
         } else if !self.confirmed.is_empty() {
@@ -370,8 +384,7 @@ impl Marker {
             max_attempts: (failed.outcome == Outcome::RetryOrDead)
                 .then_some(self.policy.max_attempts),
             backoff: self.policy.backoff,
-            wait: failed.wait,
-            error: last_error(&failed),
+            error: described(&failed.error),
             holds: failed.holds,
         };
         let store = self.store.clone();
@@ -430,7 +443,7 @@ impl Marker {
                 let died = Died {
                     subject: failed.held.subject.clone(),
                     cause,
-                    error: last_error(failed),
+                    error: described(&failed.error),
                     attempts: recorded.attempts,
                     holds: failed.holds,
                     copied_to: failed.copied_to.clone(),
@@ -438,13 +451,7 @@ impl Marker {
                 self.died.try_send(died).ok();
                 outcome::Result::DeadLettered {
                     attempts: recorded.attempts,
-                    error: last_error(failed),
-                }
-            }
-            Some(_) if failed.outcome == Outcome::Wait => {
-                count(&self.totals.waited, metrics::WAITED, 1);
-                outcome::Result::Waits {
-                    error: last_error(failed),
+                    error: described(&failed.error),
                 }
             }
             Some(recorded) => {
@@ -452,15 +459,65 @@ impl Marker {
                 ::metrics::counter!(metrics::FAILED, "cause" => cause).increment(1);
                 outcome::Result::Failed {
                     attempts: recorded.attempts,
-                    error: last_error(failed),
+                    error: described(&failed.error),
                 }
             }
         };
         self.outcomes.tell(&failed.held.subject, &result);
-        let due_in = recorded
-            .filter(|recorded| !recorded.dead)
-            .map(|recorded| recorded.wait);
+        let due_in = recorded.and_then(|recorded| match recorded.dead {
+            false => Some(recorded.wait),
+            // The later ones of its aggregate go on at once, unless they are held.
+            true => (!failed.holds).then_some(Duration::ZERO),
+        });
         self.return_rows(std::slice::from_ref(&failed.held), due_in);
+    }
+
+    fn wait(&mut self, waiting: Waiting, context: &mut Context<Self>) {
+        let store = self.store.clone();
+        let recorded = async move {
+            let answer = waited(&store, &waiting).await;
+            (waiting, answer)
+        };
+        self.run(
+            context,
+            recorded,
+            |actor, (waiting, answer), context| match answer {
+                Ok(locked) => {
+                    actor.well();
+                    let Waiting {
+                        heads,
+                        later,
+                        error,
+                        wait,
+                    } = waiting;
+                    let is_locked = |held: &Held| locked.contains(&held.id());
+                    let (locked_heads, heads) = partition(heads, is_locked);
+                    let (locked_later, later) = partition(later, is_locked);
+                    count(&actor.totals.waited, metrics::WAITED, heads.len());
+                    let text = described(&error);
+                    actor.tell(&heads, &outcome::Result::Waits { error: text });
+                    actor.return_rows(&heads, Some(wait));
+                    count(&actor.totals.handed_back, metrics::HANDED_BACK, later.len());
+                    actor.tell(&later, &outcome::Result::Behind);
+                    actor.return_rows(&later, None);
+                    if !locked.is_empty() {
+                        let again = Waiting {
+                            heads: locked_heads,
+                            later: locked_later,
+                            error,
+                            wait,
+                        };
+                        actor.rest(vec![again], context, |actor, again| {
+                            actor.work.extend(again.into_iter().map(Work::Wait));
+                        });
+                    }
+                }
+                Err(error) => {
+                    actor.work.push_front(Work::Wait(waiting));
+                    actor.unwell(&error, context);
+                }
+            },
+        );
     }
 
     fn release(&mut self, held: Vec<Held>, why: outcome::Result, context: &mut Context<Self>) {
@@ -552,8 +609,41 @@ impl Marker {
 }
 
 /// What `last_error` says: the class, then the reason.
-fn last_error(failed: &Failed) -> String {
-    format!("{}: {}", failed.error.cause.class(), failed.error.message)
+fn described(error: &SinkError) -> String {
+    format!("{}: {}", error.cause.class(), error.message)
+}
+
+/// Records a wait for each token among the rows; answers the rows that somebody holds locked.
+async fn waited(store: &Store, waiting: &Waiting) -> Result<Vec<i64>, StoreError> {
+    let mut locked = Vec::new();
+    let text = described(&waiting.error);
+    let mut tokens: Vec<&Arc<ClaimToken>> = Vec::new();
+    for held in &waiting.heads {
+        if !tokens.iter().any(|token| Arc::ptr_eq(token, &held.token)) {
+            tokens.push(&held.token);
+        }
+    }
+    for token in tokens {
+        let of_token = |held: &[Held]| -> Vec<i64> {
+            held.iter()
+                .filter(|held| Arc::ptr_eq(&held.token, token))
+                .map(Held::id)
+                .collect()
+        };
+        let (heads, later) = (of_token(&waiting.heads), of_token(&waiting.later));
+        let done = store
+            .mark_waiting((&heads, &later), token.name(), waiting.wait, &text)
+            .await?;
+        if done.len() < heads.len() + later.len() {
+            let missed: Vec<i64> = heads
+                .into_iter()
+                .chain(later)
+                .filter(|id| !done.contains(id))
+                .collect();
+            locked.extend(store.still_claimed(&missed, token.name()).await?);
+        }
+    }
+    Ok(locked)
 }
 
 #[derive(Clone, Copy)]
@@ -637,6 +727,15 @@ impl Handler<Failed> for Marker {
 
     fn handle(&mut self, failed: Failed, context: &mut Self::Context) {
         self.work.push_back(Work::Fail(failed));
+        self.step(context);
+    }
+}
+
+impl Handler<Waiting> for Marker {
+    type Result = ();
+
+    fn handle(&mut self, waiting: Waiting, context: &mut Self::Context) {
+        self.work.push_back(Work::Wait(waiting));
         self.step(context);
     }
 }

@@ -8,7 +8,7 @@
 //! [`Publish`] and [`Voided`] from the claimer; [`Destination`], [`GiveBack`], [`Drain`], [`Kill`]
 //! from the supervisor; settlements from the lane.
 //! # Sends
-//! `Confirmed`, `Failed`, `HandBack`, `Dropped` to the marker; `Trouble`, `Flowing` and `Exited` to
+//! `Confirmed`, `Failed`, `Waiting`, `HandBack`, `Dropped` to the marker; `Trouble`, `Flowing` and `Exited` to
 //! the supervisor.
 //! # Invariants
 //! At most one unconfirmed event per aggregate. Every delivery taken in is told to the marker
@@ -28,7 +28,7 @@ use actix::prelude::*;
 use tokio::sync::{mpsc, oneshot};
 
 use super::failure::{Blame, Cause, Outcome, decide};
-use super::marker::{Confirmed, Dropped, Failed, HandBack, Held, Marker};
+use super::marker::{Confirmed, Dropped, Failed, HandBack, Held, Marker, Waiting};
 use super::outcome;
 use super::partition::PartitionQueue;
 use super::supervisor::{Child, Exited, Flowing, Stop, Trouble};
@@ -92,6 +92,8 @@ pub struct Publisher {
     queue: PartitionQueue,
     /// Destinations whose breaker is open.
     down: HashMap<Arc<str>, (SinkError, Instant)>,
+    /// To be told to the marker at the end of the present message.
+    waiting: Vec<(Arc<str>, Waiting)>,
     lane: Option<mpsc::Sender<Delivery>>,
     drained: Option<oneshot::Sender<()>>,
     draining: bool,
@@ -137,6 +139,7 @@ impl Publisher {
             exited: links.exited,
             queue: PartitionQueue::new(settings.window),
             down: HashMap::new(),
+            waiting: Vec::new(),
             lane: None,
             drained: None,
             draining: false,
@@ -183,6 +186,9 @@ impl Publisher {
                 );
             }
         }
+        for (_, waiting) in std::mem::take(&mut self.waiting) {
+            self.tell(waiting);
+        }
         if self.queue.in_flight_len() == 0
             && self.queue.waiting_len() == 0
             && let Some(drained) = self.drained.take()
@@ -214,12 +220,12 @@ impl Publisher {
             Outcome::Isolate => self.queue.suspected(id),
             Outcome::HandBack => self.hand_back(id, &error),
             Outcome::Wait => self.wait(id, error, SHORTEST_WAIT),
-            Outcome::Retry => self.charge(id, error, Outcome::Retry, None),
+            Outcome::Retry => self.charge(id, error, Outcome::Retry),
             Outcome::RetryOrDead | Outcome::Dead => {
                 let last = u32::try_from(delivery.event.attempt())
                     .is_ok_and(|attempt| attempt >= self.settings.max_attempts);
                 if outcome == Outcome::RetryOrDead && !last {
-                    self.charge(id, error, outcome, None);
+                    self.charge(id, error, outcome);
                 } else {
                     self.give_up(id, error);
                 }
@@ -233,7 +239,7 @@ impl Publisher {
             return;
         };
         match delivery.route.letter_address(&delivery.event) {
-            None => self.charge(id, error, Outcome::Dead, None),
+            None => self.charge(id, error, Outcome::Dead),
             Some(address) => {
                 let copy = Delivery {
                     address,
@@ -262,7 +268,7 @@ impl Publisher {
             Outcome::RetryOrDead | Outcome::Dead => {
                 let mut reason = reason.clone();
                 reason.message = format!("{} (no copy could be sent: {error})", reason.message);
-                self.charge(id, reason, Outcome::Dead, None);
+                self.charge(id, reason, Outcome::Dead);
             }
         }
     }
@@ -295,20 +301,40 @@ impl Publisher {
 
     /// The destination takes nothing at present.
     fn wait(&mut self, id: EventId, error: SinkError, wait: Duration) {
-        if self.settings.sole_destination
-            && self
-                .queue
-                .in_flight_of(id)
-                .is_some_and(|delivery| !delivery.is_letter())
-        {
+        let Some(delivery) = self.queue.in_flight_of(id) else {
+            return;
+        };
+        if self.settings.sole_destination && !delivery.is_letter() {
             self.hand_back(id, &error);
-        } else {
-            self.charge(id, error, Outcome::Wait, Some(wait));
+            return;
         }
+        let Some((delivery, later)) = self.queue.failed(id) else {
+            return;
+        };
+        let destination = &delivery.address.destination;
+        let waiting = match self
+            .waiting
+            .iter_mut()
+            .find(|(name, _)| name == destination)
+        {
+            Some((_, waiting)) => waiting,
+            None => {
+                let waiting = Waiting {
+                    heads: Vec::new(),
+                    later: Vec::new(),
+                    error,
+                    wait,
+                };
+                self.waiting.push((destination.clone(), waiting));
+                &mut self.waiting.last_mut().expect("it was pushed above").1
+            }
+        };
+        waiting.heads.push(Held::of(&delivery));
+        waiting.later.extend(later.iter().map(Held::of));
     }
 
-    /// Has it recorded: an attempt, a death, or a wait.
-    fn charge(&mut self, id: EventId, error: SinkError, outcome: Outcome, wait: Option<Duration>) {
+    /// Has it recorded: an attempt, or a death.
+    fn charge(&mut self, id: EventId, error: SinkError, outcome: Outcome) {
         let Some((delivery, later)) = self.queue.failed(id) else {
             return;
         };
@@ -316,7 +342,6 @@ impl Publisher {
             held: Held::of(&delivery),
             error,
             outcome,
-            wait,
             holds: delivery.route.holds(),
             copied_to: None,
             later: later.iter().map(Held::of).collect(),
@@ -335,7 +360,6 @@ impl Publisher {
             held: Held::of(&delivery),
             error: SinkError::clone(reason),
             outcome: Outcome::Dead,
-            wait: None,
             holds: delivery.route.holds(),
             copied_to: Some(delivery.address.destination.clone()),
             later: later.iter().map(Held::of).collect(),

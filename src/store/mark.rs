@@ -18,8 +18,6 @@ pub struct Failure {
     pub max_attempts: Option<u32>,
     /// Wait after the first failed attempt.
     pub backoff: Duration,
-    /// It merely waits, for this long: no attempt is counted.
-    pub wait: Option<Duration>,
     /// Class and reason; cleaned and shortened to 1,000 characters.
     pub error: String,
     /// Does it hold back its aggregate once dead?
@@ -81,7 +79,6 @@ impl Store {
             .max_attempts
             .map(|most| i32::try_from(most).unwrap_or(i32::MAX));
         let error = clean(&failure.error);
-        let wait = failure.wait.map(|wait| wait.as_secs_f64());
         let rows = self
             .query(
                 &self.queries.mark_failed,
@@ -94,7 +91,6 @@ impl Store {
                     &failure.backoff.as_secs_f64(),
                     &error,
                     &failure.holds,
-                    &wait,
                 ],
             )
             .await?;
@@ -113,6 +109,27 @@ impl Store {
             });
         }
         Ok((failed, released))
+    }
+
+    /// Records that the events `ids` wait for their destination, no attempt counted, and hands back the
+    /// `later` rows of their aggregates; answers which rows it reached.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses: nothing is known, try again.
+    pub async fn mark_waiting(
+        &self,
+        (ids, later): (&[i64], &[i64]),
+        token: &str,
+        wait: Duration,
+        error: &str,
+    ) -> Result<Vec<i64>, StoreError> {
+        let rows = self
+            .query(
+                &self.queries.mark_waiting,
+                &[&ids, &later, &token, &wait.as_secs_f64(), &clean(error)],
+            )
+            .await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     /// Hands rows back unpublished, no attempt counted; answers which rows it reached.

@@ -193,7 +193,7 @@ macro_rules! queries {
 queries! {
     alert_clear, alert_raise, bucket_acquire, bucket_give_up, claim, claim_buckets, dead_count,
     dead_discard, dead_letter, dead_list, dead_replay, dead_show, lag, lag_change, load, mark_failed,
-    mark_published, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
+    mark_published, mark_waiting, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
     still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows,
 }
 

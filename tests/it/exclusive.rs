@@ -255,7 +255,7 @@ async fn an_oversize_event_dies_alone() {
     let mut good = Vec::new();
     let mut bad = Vec::new();
     let large = format!("\"{}\"", "x".repeat(2 << 20));
-    for round in 0..5 {
+    for round in 0..10 {
         for number in 0..20 {
             good.push(
                 world

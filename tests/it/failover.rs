@@ -18,10 +18,10 @@ async fn a_url_with_several_hosts_leads_to_the_one_that_takes_writes() {
     second.refuse(true);
     let through = first.through(&database_url());
     let hosts = format!("{},{}", host(&through), host(&second.through(&through)));
-    let url = format!(
-        "{}?target_session_attrs=read-write",
-        through.replace(&host(&through), &hosts)
-    );
+    let mut url = url::Url::parse(&through).unwrap();
+    url.query_pairs_mut()
+        .append_pair("target_session_attrs", "read-write");
+    let url = url.as_str().replace(&host(&through), &hosts);
     let relay = world.ready_relay(&[("DATABASE_URL", &url)]).await;
     world.fill("order", 10, 5).await;
     let mut arrivals = world.arrivals(50, SOON).await;

@@ -15,6 +15,8 @@ mod replicas;
 mod roles;
 mod wakeup;
 mod broker;
+mod outage;
+mod routes;
 mod pooler;
 mod failover;
 mod exclusive;
