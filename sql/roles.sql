@@ -30,6 +30,7 @@ GRANT SELECT, UPDATE ON public.outbox_bucket, public.outbox_relay_state TO bellw
 GRANT SELECT, INSERT, UPDATE, DELETE ON public.outbox_replica, public.outbox_alert TO bellwire_relay;
 GRANT SELECT ON public.outbox_migrations TO bellwire_relay;
 GRANT USAGE ON SEQUENCE public.outbox_token TO bellwire_relay;
+GRANT SELECT, UPDATE ON SEQUENCE public.outbox_awake_until TO bellwire_relay;
 
 -- People: `bellwire status` and `check`, a look at events, replay and discard. What an event says is not theirs to
 -- change.

@@ -36,6 +36,9 @@ SELECT EXISTS (SELECT FROM renewed) AS renewed,
                  AND NOT EXISTS (SELECT FROM {{outbox_replica}} r WHERE r.name = o.claimed_by)) AS strays,
        EXISTS (SELECT FROM {{outbox}} o
                WHERE coalesce(o.status = 'pending' AND o.claimed_by IS NULL, false) AND o.next_attempt_at <= now()) AS due,
+       -- For how long writers are still kept from ringing, by whomever.
+       (SELECT s.last_value - (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        FROM {{outbox_awake_until}} s) AS awake_ms,
        (SELECT CASE WHEN isfinite(n.next_attempt_at)
                     THEN extract(epoch FROM n.next_attempt_at - clock_timestamp())::float8 END
         FROM (SELECT o.next_attempt_at FROM {{outbox}} o

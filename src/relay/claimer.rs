@@ -32,6 +32,7 @@ use backoff::backoff::Backoff as _;
 use tokio::sync::oneshot;
 
 use super::breaker::pauses;
+use super::doorbell::{AWAKE, Doorbell, Step};
 use super::failure::{Cause, Outcome};
 use super::marker::{Failed, Flush, HandBack, Held, Marker};
 use super::outcome;
@@ -44,7 +45,7 @@ use crate::metrics;
 use crate::route::Router;
 use crate::sink::{Delivery, SinkError};
 use crate::store::{
-    ClaimAnswer, ClaimRequest, ClaimedRow, Session, Store, StoreError, Takeover, Tended,
+    ClaimAnswer, ClaimRequest, ClaimedRow, Quiet, Session, Store, StoreError, Takeover, Tended,
 };
 
 /// Peers are looked at this often while any of them is known to be awake.
@@ -72,11 +73,13 @@ const FLUSH_BEFORE_NEW_TOKEN: Duration = Duration::from_secs(2);
 const FARTHEST: Duration = Duration::from_secs(3600);
 
 /// A hint that there may be something to claim.
-#[derive(Message)]
+#[derive(Clone, Copy, Debug, Default, Message)]
 #[rtype(result = "()")]
 pub struct Wake {
     /// Shares may have changed, too.
     pub peers: bool,
+    /// A peer keeps writers from ringing.
+    pub awake: bool,
 }
 
 /// Can events be published now?
@@ -174,6 +177,9 @@ pub struct Claimer {
     settings: Settings,
     links: Links,
     rounds: Rounds,
+    doorbell: Doorbell,
+    /// Writers are to ring again, for our peers.
+    quiet_due: bool,
     session: Option<Rc<Session>>,
     opening: bool,
     /// Tokens of our own that are void and not yet taken over.
@@ -221,6 +227,8 @@ impl Claimer {
                 settings.batch_size,
                 settings.most_in_hand,
             ),
+            doorbell: Doorbell::new(now),
+            quiet_due: false,
             store,
             settings,
             links,
@@ -286,6 +294,7 @@ impl Claimer {
                     tracing::info!(token = session.token().name(), "session open");
                     actor.session = Some(Rc::new(session));
                     actor.opened_at = Instant::now();
+                    actor.doorbell = Doorbell::new(actor.opened_at);
                     actor.well();
                     actor.tend_due = true;
                     actor.step(context);
@@ -381,6 +390,13 @@ impl Claimer {
         self.rest_until = None;
         if !session.token().holds() {
             self.lose("its lease is over", context);
+        } else if std::mem::take(&mut self.quiet_due) {
+            self.ring_due = true;
+            self.run(
+                context,
+                async move { session.go_quiet().await },
+                |_, _: ()| {},
+            );
         } else if self.leave.is_some() {
             self.run(
                 context,
@@ -445,11 +461,59 @@ impl Claimer {
                     actor.own();
                 },
             );
-        } else if self.ready
-            && self.drained.is_none()
-            && let Some(request) = self.rounds.next_claim()
-        {
-            self.claim(session, request, context);
+        } else if self.may_claim() {
+            if !self.settings.once && self.doorbell.push_due(Instant::now()) {
+                self.stay_awake(session, context);
+            } else if let Some(request) = self.rounds.next_claim() {
+                self.claim(session, request, context);
+            } else if !self.settings.once && self.rounds.is_walked() {
+                self.mind_the_doorbell(session, context);
+            }
+        }
+    }
+
+    fn may_claim(&self) -> bool {
+        self.ready && self.drained.is_none()
+    }
+
+    // ---- the doorbell --------------------------------------------------------------------------
+
+    fn stay_awake(&mut self, session: Rc<Session>, context: &mut Context<Self>) {
+        self.run(
+            context,
+            async move { session.stay_awake(AWAKE).await },
+            |actor, _: ()| actor.doorbell.pushed(Instant::now()),
+        );
+    }
+
+    /// All that can be seen was claimed: what is still owed to writers that did not ring?
+    fn mind_the_doorbell(&mut self, session: Rc<Session>, context: &mut Context<Self>) {
+        match self.doorbell.step(Instant::now()) {
+            None => {}
+            Some(Step::Look) => {
+                self.rounds.wake();
+                if let Some(request) = self.rounds.next_claim() {
+                    self.claim(session, request, context);
+                }
+            }
+            Some(Step::List { ours }) => self.run(
+                context,
+                async move { session.quiet(ours).await },
+                |actor, quiet: Quiet| {
+                    let now = Instant::now();
+                    actor.doorbell.listed(quiet.kept_awake, quiet.writers, now);
+                    actor.rounds.wake();
+                },
+            ),
+            Some(Step::Check(writers)) => self.run(
+                context,
+                async move { session.writers(Some(&writers)).await },
+                |actor, open| {
+                    if actor.doorbell.checked(open, Instant::now()) {
+                        actor.rounds.wake();
+                    }
+                },
+            ),
         }
     }
 
@@ -542,6 +606,9 @@ impl Claimer {
         if tended.due && now >= self.backstop_at {
             self.backstop_at = now + self.settings.tick;
             self.rounds.wake();
+        }
+        if let Some(wait) = tended.kept_awake {
+            self.doorbell.kept_awake(wait, now);
         }
         self.strays = tended.strays;
         if let Some(wait) = tended.next_due {
@@ -636,6 +703,8 @@ impl Claimer {
 
     fn claimed(&mut self, request: &ClaimRequest, answer: ClaimAnswer, token: &Arc<ClaimToken>) {
         self.rounds.claimed(request, &answer);
+        self.doorbell
+            .claimed(answer.rows.len(), answer.cut, Instant::now());
         if answer.locked {
             self.locked_at = Some(Instant::now() + LOCKED_PAUSE);
         }
@@ -817,7 +886,9 @@ impl Claimer {
         if self.session.is_none() {
             return;
         }
-        let next = [self.due_at, self.locked_at, self.rest_until]
+        let minds = self.may_claim() && !self.settings.once && self.rounds.is_walked();
+        let doorbell = self.doorbell.next_at().filter(|_| minds);
+        let next = [self.due_at, self.locked_at, self.rest_until, doorbell]
             .into_iter()
             .flatten()
             .fold(self.tick_at, Instant::min);
@@ -900,6 +971,9 @@ impl Handler<Wake> for Claimer {
     fn handle(&mut self, wake: Wake, context: &mut Self::Context) {
         let now = Instant::now();
         self.rounds.wake();
+        if wake.awake {
+            self.doorbell.kept_awake(AWAKE, now);
+        }
         self.watch_until = now + WATCH_AFTER_WAKE;
         let has_peers = self
             .tended
@@ -927,7 +1001,10 @@ impl Handler<Ready> for Claimer {
         if ready {
             self.ring_due = true;
             self.rounds.wake();
+            // What was written meanwhile may not have rung.
+            self.doorbell = Doorbell::new(Instant::now());
         } else {
+            self.quiet_due |= self.doorbell.stop_pushing();
             self.hand_back_unloaded();
         }
         self.step(context);
@@ -969,6 +1046,7 @@ impl Handler<Drain> for Claimer {
     fn handle(&mut self, _: Drain, context: &mut Self::Context) -> Self::Result {
         let (answer, done) = oneshot::channel();
         self.drained.get_or_insert_default().push(answer);
+        self.quiet_due |= self.doorbell.stop_pushing();
         self.hand_back_unloaded();
         self.step(context);
         Box::pin(async { drop(done.await) })

@@ -38,6 +38,8 @@ use crate::store::{Connector, Notifications, Store, StoreError};
 const PROOF: &str = "prove:";
 /// Payload of a replica's ring when shares may have changed.
 const PEER: &str = "peer";
+/// Payload of a replica's ring when it keeps writers from ringing from now on.
+const PEER_AWAKE: &str = "awake";
 /// Quiet for this long: prove again. Once a minute keeps an idle relay quiet.
 const QUIET: Duration = Duration::from_secs(60);
 /// A notification to oneself takes a round trip.
@@ -209,8 +211,15 @@ async fn listen_on(
     client
         .batch_execute(&format!("LISTEN \"{}\"", channel.replace('"', "\"\"")))
         .await?;
-    // What was committed before LISTEN took effect rang for nobody.
-    wake(claimer, false);
+    // What was committed before LISTEN took effect rang for nobody, and what peers said was heard by
+    // nobody.
+    wake(
+        claimer,
+        Wake {
+            peers: false,
+            awake: true,
+        },
+    );
     let lost = async { is_lost.await.unwrap_or_else(|_| "closed".into()) };
     let hear = async {
         loop {
@@ -258,7 +267,7 @@ async fn prove(
             }
             // One by one: the word we wait for may be among those that follow.
             if is_ring(ring.payload()) {
-                wake(claimer, ring.payload() == PEER);
+                wake(claimer, hint(ring.payload()));
             }
         }
         Ok(false)
@@ -269,13 +278,15 @@ async fn prove(
 /// One wake-up for this ring and all that came with it.
 fn pass_on(first: &str, notifications: &mut Notifications, claimer: &Recipient<Wake>) {
     let mut rung = is_ring(first);
-    let mut peers = first == PEER;
+    let mut hint = hint(first);
     while let Ok(more) = notifications.try_recv() {
         rung |= is_ring(more.payload());
-        peers |= more.payload() == PEER;
+        let more = self::hint(more.payload());
+        hint.peers |= more.peers;
+        hint.awake |= more.awake;
     }
     if rung {
-        wake(claimer, peers);
+        wake(claimer, hint);
     }
 }
 
@@ -283,7 +294,14 @@ fn is_ring(payload: &str) -> bool {
     !payload.starts_with(PROOF)
 }
 
-fn wake(claimer: &Recipient<Wake>, peers: bool) {
+fn hint(payload: &str) -> Wake {
+    Wake {
+        peers: payload == PEER,
+        awake: payload == PEER_AWAKE,
+    }
+}
+
+fn wake(claimer: &Recipient<Wake>, hint: Wake) {
     // Refused only by a claimer that is gone.
-    let _ = claimer.try_send(Wake { peers });
+    let _ = claimer.try_send(hint);
 }

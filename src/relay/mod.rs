@@ -24,6 +24,37 @@
 //!
 //! **Authority.** Every claimed row travels with its [`crate::event::ClaimToken`]; once that is void,
 //! nothing is sent under it any more.
+//!
+//! **The doorbell.** NOTIFY takes a lock of the whole cluster through the commit, so writers ring only
+//! while every relay sleeps. The sequence `outbox_awake_until` says until when they need not: the
+//! insert trigger notifies only if the database's clock is past it. States of a relay
+//! ([`doorbell`]):
+//!
+//! ```text
+//!            many events found: push                    few left: set 0, list writers
+//!   asleep ───────────────────────▶ awake (pushes on) ──────────────────────────────▶ listed
+//!     ▲ │                              ▲                                               │ │
+//!     │ └── a peer pushes ──▶ awake (looks on) ── the peer's time is over: list ──▶ ───┘ │
+//!     └───────────────────── all listed have ended, and all buckets were walked since ───┘
+//! ```
+//!
+//! Nothing is missed, because:
+//! - *Whoever skips the ring has read the value before it was 0 or over, and holds its lock on the
+//!   outbox from before that until its rows can be seen.* So a list of the lock's holders that is
+//!   made after the value was set to 0, or was found to be over, has it; or it has ended, and a claim
+//!   after the list sees its rows. A relay sleeps only after a walk that followed the end of all in
+//!   the list.
+//! - *A relay that sleeps while a peer pushes would be missed out.* So the first push rings for the
+//!   peers (`awake`), and each of them looks by itself until the time is over, then lists for itself.
+//!   The push takes the time after it has set the value: a peer that found the old value over before
+//!   that hears the ring, one that looks after that finds the new value.
+//! - *A ring may be lost* with a connection. So every new session, of the listener or the claimer,
+//!   begins as if a peer had pushed.
+//! - *A relay may die* while it keeps writers from ringing. The value is over a moment later; what
+//!   it missed is walked by whoever takes its buckets over.
+//! - A relay that cannot deliver pushes no more: it sets 0 and rings once, for its peers.
+//!
+//! The tick is the backstop for what no protocol covers, such as triggers that are disabled.
 
 pub mod supervisor;
 mod generation;
@@ -31,6 +62,7 @@ mod upkeep;
 pub mod listener;
 pub mod claimer;
 pub mod rounds;
+pub mod doorbell;
 pub mod publisher;
 pub mod partition;
 pub mod failure;

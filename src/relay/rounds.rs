@@ -148,6 +148,11 @@ impl Rounds {
         self.in_hand == 0 && !self.wanted && !self.buckets.iter().any(|bucket| bucket.open)
     }
 
+    /// Has everything been walked that was asked for?
+    pub fn is_walked(&self) -> bool {
+        !self.wanted && !self.buckets.iter().any(|bucket| bucket.open)
+    }
+
     /// Rows in hand.
     pub fn in_hand(&self) -> usize {
         self.in_hand

@@ -676,7 +676,7 @@ impl Handler<Nudge> for Supervisor {
 
     fn handle(&mut self, _: Nudge, _: &mut Self::Context) {
         if let Some(generation) = &self.generation {
-            generation.claimer.try_send(Wake { peers: false }).ok();
+            generation.claimer.try_send(Wake::default()).ok();
         }
     }
 }

@@ -25,6 +25,10 @@ const MIGRATIONS: &[(&str, &str)] = &[
         "V2__alert",
         include_str!("../../sql/migrations/0002_alert.sql"),
     ),
+    (
+        "V3__doorbell",
+        include_str!("../../sql/migrations/0003_doorbell.sql"),
+    ),
 ];
 
 /// Name (after the table's) and text of each index.

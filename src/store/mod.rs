@@ -58,7 +58,7 @@ pub use error::StoreError;
 pub use lag::{Lag, OldestEvent, ReplicaStatus};
 pub use mark::{Failed, Failure};
 pub use migrate::Migrated;
-pub use ownership::{Session, Takeover, Tended};
+pub use ownership::{Quiet, Session, Takeover, Tended};
 pub use pooler::Pooling;
 pub use prune::Pruned;
 pub use shape::SilentTrigger;
@@ -191,10 +191,10 @@ macro_rules! queries {
 }
 
 queries! {
-    alert_clear, alert_raise, bucket_acquire, bucket_give_up, claim, claim_buckets, dead_count,
-    dead_discard, dead_letter, dead_list, dead_replay, dead_show, lag, lag_change, load, mark_failed,
+    alert_clear, alert_raise, awake, bucket_acquire, bucket_give_up, claim, claim_buckets, dead_count,
+    dead_discard, dead_letter, dead_list, dead_replay, dead_show, go_quiet, lag, lag_change, load, mark_failed,
     mark_published, mark_waiting, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
-    still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows,
+    stay_awake, still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows, writers,
 }
 
 /// The outbox in its database. Cheap to clone.

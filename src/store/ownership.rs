@@ -35,6 +35,10 @@ pub(super) struct Statements {
     leave: Prepared,
     ring: Prepared,
     release_strays: Prepared,
+    stay_awake: Prepared,
+    go_quiet: Prepared,
+    awake: Prepared,
+    writers: Prepared,
 }
 
 impl Statements {
@@ -57,6 +61,10 @@ impl Statements {
             leave: prepare(&queries.replica_leave).await?,
             ring: prepare(&queries.ring).await?,
             release_strays: prepare(&queries.release_strays).await?,
+            stay_awake: prepare(&queries.stay_awake).await?,
+            go_quiet: prepare(&queries.go_quiet).await?,
+            awake: prepare(&queries.awake).await?,
+            writers: prepare(&queries.writers).await?,
         })
     }
 }
@@ -95,6 +103,17 @@ pub struct Tended {
     pub due: bool,
     /// When the next row falls due.
     pub next_due: Option<Duration>,
+    /// For how long writers are still kept from ringing, by whomever.
+    pub kept_awake: Option<Duration>,
+}
+
+/// What is still to come from writers that may not have rung.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quiet {
+    /// For how long a peer still keeps writers from ringing.
+    pub kept_awake: Option<Duration>,
+    /// Transactions that were under way a moment after that was read.
+    pub writers: Vec<String>,
 }
 
 /// What a takeover did.
@@ -220,6 +239,7 @@ impl Session {
             peers_busy: row.get("peers_busy"),
             strays: row.get("strays"),
             due: row.get("due"),
+            kept_awake: milliseconds(row.get("awake_ms")),
             next_due: row
                 .get::<_, Option<f64>>("next_due_seconds")
                 .map(|seconds| {
@@ -299,6 +319,52 @@ impl Session {
             .map(drop)
     }
 
+    /// Keeps writers from ringing for so long: we look by ourselves. Peers are told.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn stay_awake(&self, wait: Duration) -> Result<(), StoreError> {
+        let ms = i32::try_from(wait.as_millis()).unwrap_or(i32::MAX);
+        self.query(&self.statements.stay_awake, &[&ms])
+            .await
+            .map(drop)
+    }
+
+    /// Has writers ring again.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn go_quiet(&self) -> Result<(), StoreError> {
+        self.query(&self.statements.go_quiet, &[]).await.map(drop)
+    }
+
+    /// Has writers ring again if `ours`, and lists those that may not have rung. Three statements in
+    /// this order, each with a snapshot of its own: whoever read the old value, and so did not ring, is
+    /// in the list, or has ended before it was read.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn quiet(&self, ours: bool) -> Result<Quiet, StoreError> {
+        if ours {
+            self.go_quiet().await?;
+        }
+        let rows = self.query(&self.statements.awake, &[]).await?;
+        let kept_awake = rows.first().and_then(|row| milliseconds(row.get(0)));
+        Ok(Quiet {
+            kept_awake,
+            writers: self.writers(None).await?,
+        })
+    }
+
+    /// Which of these transactions, or which at all, may still write events.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn writers(&self, among: Option<&[String]>) -> Result<Vec<String>, StoreError> {
+        let rows = self.query(&self.statements.writers, &[&among]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
     /// Releases rows whose claim nobody stands for and is over; answers how many.
     ///
     /// # Errors
@@ -352,6 +418,11 @@ async fn draw_token(
     Err(StoreError::TokenLost(
         "every number drawn is locked by another session",
     ))
+}
+
+/// None for a time that is over.
+fn milliseconds(ms: i64) -> Option<Duration> {
+    u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
 fn buckets(numbers: &[i32]) -> Vec<u8> {

@@ -44,7 +44,14 @@ pub struct SilentTrigger {
     pub state: &'static str,
 }
 
-const SIDE_OBJECTS: &[&str] = &["_alert", "_bucket", "_replica", "_relay_state", "_token"];
+const SIDE_OBJECTS: &[&str] = &[
+    "_alert",
+    "_awake_until",
+    "_bucket",
+    "_replica",
+    "_relay_state",
+    "_token",
+];
 
 /// What was found in the database, by kind.
 #[derive(Debug, Default)]

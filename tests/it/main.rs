@@ -14,6 +14,7 @@ mod shutdown;
 mod replicas;
 mod roles;
 mod wakeup;
+mod doorbell;
 mod broker;
 mod outage;
 mod routes;

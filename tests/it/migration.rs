@@ -68,10 +68,10 @@ async fn a_second_migration_changes_nothing() {
     let world = World::unbound().await;
     world.sql(&format!("DROP SCHEMA {}", world.schema)).await;
     let said = world.migrate().await;
-    assert!(said.contains("schema version 2 now (was 0)"), "{said}");
+    assert!(said.contains("schema version 3 now (was 0)"), "{said}");
     let objects = world.objects().await;
     let said = world.migrate().await;
-    assert!(said.contains("up to date (schema version 2)"), "{said}");
+    assert!(said.contains("up to date (schema version 3)"), "{said}");
     assert_eq!(world.objects().await, objects);
     world.store.check_shape().await.unwrap();
     world.clean().await;
@@ -95,7 +95,7 @@ async fn five_migrations_at_once_make_one_outbox() {
         world
             .one::<i64>("SELECT count(*) FROM outbox_migrations")
             .await,
-        2
+        3
     );
     assert_eq!(
         world.one::<i64>("SELECT count(*) FROM outbox_bucket").await,

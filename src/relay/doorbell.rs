@@ -1,0 +1,338 @@
+//! The doorbell: when this relay looks by itself, so that writers need not ring, and what it owes
+//! before it may sleep. The protocol and why nothing is missed by it is written in [`super`].
+//!
+//! A plain value: no I/O, no clock of its own, no actix.
+//!
+//! Invariants:
+//! - While writers may have been kept from ringing, there is a next look, and it is soon.
+//! - It sleeps only after a look that saw all rows of all writers that may not have rung.
+
+use std::time::{Duration, Instant};
+
+/// For how long a push keeps writers from ringing. Whatever happens to us, they ring again after it.
+pub const AWAKE: Duration = Duration::from_millis(300);
+/// So many events in a [`WINDOW`] make it worth to spare writers the ring: at fewer, being rung is
+/// cheaper for all, and sooner.
+const BUSY_ROWS: usize = 50;
+const WINDOW: Duration = Duration::from_millis(50);
+/// Between looks while we are busy and there was nothing more.
+const PACE: Duration = Duration::from_millis(5);
+/// Between looks while a peer keeps writers from ringing.
+const PEER_PACE: Duration = Duration::from_millis(25);
+/// Between looks whether writers have ended: first and longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What to do now that all that can be seen was claimed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Walk all buckets again.
+    Look,
+    /// Have writers ring again if `ours` (it was us who kept them from it), then list those that may
+    /// not have rung. Answered by [`Doorbell::listed`].
+    List {
+        /// We kept them from ringing.
+        ours: bool,
+    },
+    /// Which of these have not ended yet? Answered by [`Doorbell::checked`].
+    Check(Vec<String>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Whoever commits has rung, or will.
+    Asleep,
+    /// Writers may be kept from ringing, as far as known until this moment.
+    Awake { until: Instant },
+    /// They ring again; these were under way and may not have rung.
+    Listed {
+        writers: Vec<String>,
+        check_at: Instant,
+        pause: Duration,
+    },
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Doorbell {
+    phase: Phase,
+    /// When we last kept writers from ringing, while we do.
+    pushed_at: Option<Instant>,
+    look_at: Instant,
+    window: Instant,
+    found: usize,
+    busy: bool,
+}
+
+impl Doorbell {
+    /// Of a session that has just begun: nobody knows what came before it.
+    pub fn new(now: Instant) -> Self {
+        Self {
+            phase: Phase::Awake { until: now },
+            pushed_at: None,
+            look_at: now,
+            window: now,
+            found: 0,
+            busy: false,
+        }
+    }
+
+    /// A claim found so many rows; `cut`: it could have had more.
+    pub fn claimed(&mut self, rows: usize, cut: bool, now: Instant) {
+        self.pass(now);
+        self.found += rows;
+        self.busy |= cut || self.found >= BUSY_ROWS;
+    }
+
+    /// Time passes: what was found long ago keeps nobody busy.
+    fn pass(&mut self, now: Instant) {
+        let over = now.saturating_duration_since(self.window);
+        if over >= WINDOW {
+            self.busy = self.busy && over < WINDOW * 3 && self.found >= BUSY_ROWS / 2;
+            self.window = now;
+            self.found = 0;
+        }
+    }
+
+    /// Is it time to keep writers from ringing (any longer)? Answered by [`Self::pushed`].
+    pub fn push_due(&mut self, now: Instant) -> bool {
+        self.busy
+            && now.saturating_duration_since(self.window) < WINDOW * 3
+            && self
+                .pushed_at
+                .is_none_or(|at| now.saturating_duration_since(at) >= AWAKE / 2)
+    }
+
+    /// Writers are kept from ringing since a moment before `now`.
+    pub fn pushed(&mut self, now: Instant) {
+        self.pushed_at = Some(now);
+        self.phase = Phase::Awake { until: now + AWAKE };
+        self.look_at = now + PACE;
+    }
+
+    /// Somebody keeps writers from ringing for so long.
+    pub fn kept_awake(&mut self, wait: Duration, now: Instant) {
+        let until = now + wait;
+        match &mut self.phase {
+            Phase::Awake { until: known } => *known = until.max(*known),
+            Phase::Asleep | Phase::Listed { .. } => {
+                self.phase = Phase::Awake { until };
+                self.look_at = now;
+            }
+        }
+    }
+
+    /// We cannot deliver any more: if it is us who keep writers from ringing, they have to ring for
+    /// our peers. True: have them do so.
+    pub fn stop_pushing(&mut self) -> bool {
+        self.busy = false;
+        self.pushed_at.take().is_some()
+    }
+
+    /// The next thing to do once all that can be seen was claimed.
+    pub fn step(&mut self, now: Instant) -> Option<Step> {
+        self.pass(now);
+        match &mut self.phase {
+            Phase::Asleep => None,
+            Phase::Awake { until } => {
+                let ours = self.pushed_at.is_some();
+                if (ours && !self.busy) || (!ours && *until <= now) {
+                    self.pushed_at = None;
+                    return Some(Step::List { ours });
+                }
+                if self.look_at > now {
+                    return None;
+                }
+                self.look_at = now + if ours { PACE } else { PEER_PACE };
+                Some(Step::Look)
+            }
+            Phase::Listed { writers, .. } if writers.is_empty() => {
+                self.phase = Phase::Asleep;
+                None
+            }
+            Phase::Listed {
+                writers, check_at, ..
+            } => (*check_at <= now).then(|| Step::Check(writers.clone())),
+        }
+    }
+
+    /// Writers ring again unless `kept` says for how much longer a peer keeps them from it; those
+    /// listed were under way a moment after. All buckets are to be walked now.
+    pub fn listed(&mut self, kept: Option<Duration>, writers: Vec<String>, now: Instant) {
+        self.phase = match kept {
+            Some(wait) => Phase::Awake { until: now + wait },
+            None => Phase::Listed {
+                writers,
+                check_at: now + FIRST_PAUSE,
+                pause: FIRST_PAUSE,
+            },
+        };
+        self.look_at = now + PEER_PACE;
+    }
+
+    /// Of the writers asked for these have not ended. True: all buckets are to be walked, since some
+    /// have.
+    pub fn checked(&mut self, open: Vec<String>, now: Instant) -> bool {
+        let Phase::Listed {
+            writers,
+            check_at,
+            pause,
+        } = &mut self.phase
+        else {
+            return false;
+        };
+        let some_ended = open.len() < writers.len();
+        *writers = open;
+        *pause = (*pause * 2).min(LONGEST_PAUSE);
+        *check_at = now + *pause;
+        some_ended
+    }
+
+    /// When there is something to do next, unless something else happens.
+    pub fn next_at(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Asleep => None,
+            Phase::Awake { until } if self.pushed_at.is_none() => Some(self.look_at.min(*until)),
+            Phase::Awake { .. } => Some(self.look_at),
+            Phase::Listed { check_at, .. } => Some(*check_at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// It has paid everything owed at the beginning.
+    fn asleep(now: Instant) -> Doorbell {
+        let mut doorbell = Doorbell::new(now);
+        assert_eq!(doorbell.step(now), Some(Step::List { ours: false }));
+        doorbell.listed(None, Vec::new(), now);
+        assert_eq!(doorbell.step(now), None);
+        assert_eq!(doorbell.next_at(), None);
+        doorbell
+    }
+
+    #[test]
+    fn a_new_session_owes_a_look_for_whoever_did_not_ring() {
+        let now = Instant::now();
+        let mut doorbell = Doorbell::new(now);
+        assert_eq!(doorbell.step(now), Some(Step::List { ours: false }));
+        doorbell.listed(None, vec!["3/7".into()], now);
+        assert_eq!(doorbell.step(now), None);
+        let later = doorbell.next_at().expect("a check is due");
+        assert_eq!(doorbell.step(later), Some(Step::Check(vec!["3/7".into()])));
+        assert!(!doorbell.checked(vec!["3/7".into()], later), "not ended");
+        let later = doorbell.next_at().expect("another check is due");
+        assert_eq!(doorbell.step(later), Some(Step::Check(vec!["3/7".into()])));
+        assert!(doorbell.checked(Vec::new(), later), "it is looked for");
+        assert_eq!(doorbell.step(later), None);
+        assert_eq!(doorbell.next_at(), None, "asleep");
+    }
+
+    #[test]
+    fn few_events_are_rung_for() {
+        let now = Instant::now();
+        let mut doorbell = asleep(now);
+        for number in 0..200 {
+            doorbell.claimed(1, false, now + 5 * MS * number);
+            assert!(!doorbell.push_due(now + 5 * MS * number));
+        }
+    }
+
+    #[test]
+    fn many_events_keep_writers_from_ringing_until_there_are_few() {
+        let mut now = Instant::now();
+        let mut doorbell = asleep(now);
+        for _ in 0..200 {
+            doorbell.claimed(20, false, now);
+            if doorbell.push_due(now) {
+                doorbell.pushed(now);
+            }
+            now += 5 * MS;
+        }
+        assert!(!doorbell.push_due(now), "pushed a moment ago");
+        assert_eq!(doorbell.step(now), Some(Step::Look));
+        assert_eq!(doorbell.step(now), None, "one look at a time");
+        assert_eq!(doorbell.next_at(), Some(now + PACE));
+        now += WINDOW * 3;
+        assert_eq!(doorbell.step(now), Some(Step::List { ours: true }));
+        doorbell.listed(None, Vec::new(), now);
+        assert_eq!(doorbell.step(now), None);
+        assert_eq!(doorbell.next_at(), None);
+    }
+
+    #[test]
+    fn a_push_is_renewed_in_time() {
+        let mut now = Instant::now();
+        let mut doorbell = asleep(now);
+        let mut pushed_at: Option<Instant> = None;
+        for _ in 0..1000 {
+            doorbell.claimed(500, true, now);
+            if doorbell.push_due(now) {
+                doorbell.pushed(now);
+                pushed_at = Some(now);
+            }
+            assert!(now - pushed_at.expect("at once") < AWAKE);
+            now += 3 * MS;
+        }
+    }
+
+    #[test]
+    fn while_a_peer_keeps_writers_from_ringing_we_look_by_ourselves() {
+        let mut now = Instant::now();
+        let mut doorbell = asleep(now);
+        doorbell.kept_awake(AWAKE, now);
+        let mut looks = 0;
+        let end = now + AWAKE;
+        while now < end {
+            looks += u32::from(doorbell.step(now) == Some(Step::Look));
+            now = doorbell.next_at().expect("a look is due").max(now + MS);
+        }
+        assert!(looks >= 10, "{looks}");
+        assert_eq!(doorbell.step(now), Some(Step::List { ours: false }));
+        doorbell.listed(Some(AWAKE), Vec::new(), now);
+        assert!(doorbell.next_at().is_some(), "the peer goes on");
+        now += AWAKE;
+        assert_eq!(doorbell.step(now), Some(Step::List { ours: false }));
+        doorbell.listed(None, vec!["1/1".into()], now);
+        // Rung by a peer that begins again, before the writers had ended.
+        doorbell.kept_awake(AWAKE, now);
+        assert_eq!(doorbell.step(now), Some(Step::Look));
+        now += AWAKE;
+        assert_eq!(doorbell.step(now), Some(Step::List { ours: false }));
+    }
+
+    #[test]
+    fn who_cannot_deliver_lets_writers_ring_for_its_peers() {
+        let now = Instant::now();
+        let mut doorbell = asleep(now);
+        assert!(!doorbell.stop_pushing());
+        doorbell.claimed(500, true, now);
+        assert!(doorbell.push_due(now));
+        doorbell.pushed(now);
+        assert!(doorbell.stop_pushing());
+        assert!(!doorbell.push_due(now));
+        // What it owes it pays when it can.
+        assert_eq!(doorbell.step(now + AWAKE), Some(Step::List { ours: false }));
+    }
+
+    #[test]
+    fn a_writer_that_takes_an_hour_costs_a_check_a_second() {
+        let mut now = Instant::now();
+        let mut doorbell = asleep(now);
+        doorbell.kept_awake(Duration::ZERO, now);
+        assert_eq!(doorbell.step(now), Some(Step::List { ours: false }));
+        doorbell.listed(None, vec!["1/1".into()], now);
+        let (end, mut checks) = (now + Duration::from_secs(60), 0);
+        while now < end {
+            now = doorbell.next_at().expect("a check is due");
+            assert!(matches!(doorbell.step(now), Some(Step::Check(_))));
+            doorbell.checked(vec!["1/1".into()], now);
+            checks += 1;
+        }
+        assert!(checks < 75, "{checks}");
+    }
+}
