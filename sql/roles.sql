@@ -31,6 +31,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON public.outbox_replica, public.outbox_ale
 GRANT SELECT ON public.outbox_migrations TO bellwire_relay;
 GRANT USAGE ON SEQUENCE public.outbox_token TO bellwire_relay;
 GRANT SELECT, UPDATE ON SEQUENCE public.outbox_awake_until TO bellwire_relay;
+-- For relay.ordering = "strict". Another name where the application made the table.
+GRANT SELECT ON SEQUENCE public.outbox_id_seq TO bellwire_relay;
 
 -- People: `bellwire status` and `check`, a look at events, replay and discard. What an event says is not theirs to
 -- change.

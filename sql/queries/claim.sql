@@ -8,13 +8,14 @@
 -- $4 buckets to walk, with $5 the hash to start from in each
 -- $6 aggregates to visit per bucket   $7 rows per aggregate   $8 rows at most
 -- $9 partitions   $10 rows at most per partition, by number
+-- $11 greatest id that may be taken: under strict order one below it can still appear
 --
 -- Answers three kinds of rows:
 --   'row'    a claimed row
 --   'visit'  per bucket the hash (as id) of the last aggregate visited and how many were ($6 of them:
 --            there are more)
 --   'rest'   flags of why more may be had later: bit 0 an aggregate has rows in hand or more than
---            $7; bit 1 a limit cut it short; bit 2 a row was locked by somebody
+--            $7; bit 1 a limit cut it short; bit 2 a row was locked by somebody; bit 3 an id was too great
 WITH RECURSIVE owned AS MATERIALIZED (
     SELECT c.bucket, c.start
     FROM unnest($4::int[], $5::bigint[]) AS c (bucket, start)
@@ -60,7 +61,7 @@ WITH RECURSIVE owned AS MATERIALIZED (
            row_number() OVER aggregate_order AS nth,
            bool_and(r.due AND (a.held_from IS NULL OR r.id < a.held_from)) OVER aggregate_order AS free
     FROM aggregate a CROSS JOIN LATERAL (
-        SELECT x.id, x.next_attempt_at <= now() AS due
+        SELECT x.id, x.next_attempt_at <= now() AND x.id <= $11::bigint AS due
         FROM {{outbox}} x
         WHERE {{outbox_bucket_of}}(x.aggregate_type, x.aggregate_id) = a.bucket
           AND x.status = 'pending' AND x.claimed_by IS NULL
@@ -117,3 +118,4 @@ SELECT 'rest', NULL, NULL, NULL, NULL,
         OR EXISTS (SELECT FROM placed p WHERE p.nth > $7::int))::int
        + ((SELECT count(*) FROM placed p WHERE p.nth <= $7::int) > (SELECT count(*) FROM chosen))::int * 2
        + EXISTS (SELECT FROM taken t WHERE NOT t.whole)::int * 4
+       + EXISTS (SELECT FROM candidate c WHERE c.id > $11::bigint)::int * 8

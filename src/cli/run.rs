@@ -9,10 +9,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{EVENTS_FAILED, FAILED, Failure, open_sink, open_store, replica_name};
 use crate::alert::{Alert, Alerter};
-use crate::config::{Config, WakeSetting};
+use crate::config::{Config, Ordering, RelayConfig, WakeSetting};
 use crate::relay::Relay;
 use crate::relay::supervisor::Ending;
-use crate::store::Store;
+use crate::store::{SilentTrigger, Store, StoreError};
 use crate::{admin, metrics};
 
 /// Between tries to reach the database at the start.
@@ -57,7 +57,7 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
     let sink = open_sink(&config)?;
     let recorder = metrics::install().context("cannot install the metrics recorder")?;
     tokio::select! {
-        checked = wait_for_outbox(&store, config.relay.wake, arguments.once) => checked?,
+        checked = wait_for_outbox(&store, &config.relay, arguments.once) => checked?,
         () = stop.asked() => return Ok(0),
     }
     let address = config.admin.listen.0.filter(|_| !arguments.once);
@@ -113,12 +113,12 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
 }
 
 /// Waits for a database that is away, refuses an outbox that is wrong.
-async fn wait_for_outbox(store: &Store, wake: WakeSetting, once: bool) -> Result<(), Failure> {
+async fn wait_for_outbox(store: &Store, relay: &RelayConfig, once: bool) -> Result<(), Failure> {
     let mut logged = false;
     loop {
-        match store.check_shape().await {
+        match check_outbox(store, relay.ordering).await {
             Ok(silent) => {
-                for trigger in silent.iter().filter(|_| wake == WakeSetting::Notify) {
+                for trigger in silent.iter().filter(|_| relay.wake == WakeSetting::Notify) {
                     let (name, state) = (&trigger.name, trigger.state);
                     tracing::warn!(
                         trigger = name,
@@ -136,6 +136,22 @@ async fn wait_for_outbox(store: &Store, wake: WakeSetting, once: bool) -> Result
         }
         tokio::time::sleep(START_PAUSE).await;
     }
+}
+
+async fn check_outbox(store: &Store, ordering: Ordering) -> Result<Vec<SilentTrigger>, StoreError> {
+    let silent = store.check_shape().await?;
+    if ordering == Ordering::Strict {
+        store.check_strict().await?;
+    } else if let Some(sequence) = store.id_sequence().await?
+        && sequence.cache > 1
+    {
+        tracing::warn!(
+            sequence = sequence.name,
+            cache = sequence.cache,
+            "sessions draw ids ahead: within an aggregate ids may not follow the order of its writers"
+        );
+    }
+    Ok(silent)
 }
 
 async fn close(admin: Option<ServerHandle>) {

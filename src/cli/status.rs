@@ -4,9 +4,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{Failure, age, open_store, print_json};
-use crate::config::{Config, WakeSetting};
+use crate::config::{Config, Ordering, WakeSetting};
 use crate::event::OneLine;
-use crate::store::{Lag, ReplicaStatus};
+use crate::store::{Lag, OldestWriter, ReplicaStatus};
 
 /// Show what waits and who carries it.
 #[derive(Args, Debug)]
@@ -23,6 +23,9 @@ struct Report {
     poll_only: bool,
     #[serde(flatten)]
     lag: Lag,
+    /// Under strict order: who may still write events older than those seen, and so holds back all
+    /// newer ones.
+    oldest_writer: Option<OldestWriter>,
     replicas: Vec<ReplicaStatus>,
 }
 
@@ -33,6 +36,10 @@ pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Fa
     let report = Report {
         lagging: lag.age() >= config.lag.alert,
         lag,
+        oldest_writer: match config.relay.ordering {
+            Ordering::Strict => store.oldest_writer().await?,
+            Ordering::Visible => None,
+        },
         poll_only: config.relay.wake == WakeSetting::Poll
             || store.listen_connector().await?.is_none(),
         replicas: store.replicas().await?,
@@ -73,6 +80,17 @@ fn print(table: &str, report: &Report) {
         if let Some(error) = &oldest.last_error {
             println!("  last error: {}", OneLine(error));
         }
+    }
+    if let Some(writer) = &report.oldest_writer {
+        let who = writer.pid.map_or_else(
+            || "a prepared transaction".to_owned(),
+            |pid| format!("pid {pid}"),
+        );
+        println!(
+            "the oldest open writer is {who}, open for {}: under strict order no newer event leaves before it \
+             has ended",
+            age(writer.age_seconds)
+        );
     }
     if report.replicas.is_empty() {
         println!("no relay is running");

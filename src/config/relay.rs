@@ -44,6 +44,29 @@ impl TryFrom<String> for WakeSetting {
     }
 }
 
+/// What "in order" means for writers that overlap on one aggregate.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub enum Ordering {
+    /// By id among the events that can be seen: one that is committed late comes late.
+    #[default]
+    Visible,
+    /// By id: an event waits until none with a lower id can still appear.
+    Strict,
+}
+
+impl TryFrom<String> for Ordering {
+    type Error = String;
+
+    fn try_from(value: String) -> Result<Self, String> {
+        match value.as_str() {
+            "visible" => Ok(Self::Visible),
+            "strict" => Ok(Self::Strict),
+            _ => Err(format!("must be `visible` or `strict`, is `{value}`")),
+        }
+    }
+}
+
 /// `[relay]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -64,6 +87,8 @@ pub struct RelayConfig {
     /// The timed look when nothing rings.
     #[serde(with = "humantime_serde")]
     pub tick: Duration,
+    /// What "in order" means for writers that overlap on one aggregate.
+    pub ordering: Ordering,
     /// How long a stop may take.
     #[serde(with = "humantime_serde")]
     pub grace: Duration,
@@ -79,6 +104,7 @@ impl Default for RelayConfig {
             lease: DEFAULT_LEASE,
             wake: WakeSetting::default(),
             tick: DEFAULT_TICK,
+            ordering: Ordering::default(),
             grace: DEFAULT_GRACE,
         }
     }

@@ -34,6 +34,7 @@ use tokio::sync::oneshot;
 use super::breaker::pauses;
 use super::doorbell::{AWAKE, Doorbell, Step};
 use super::failure::{Cause, Outcome};
+use super::horizon::{self, Horizon};
 use super::marker::{Failed, Flush, HandBack, Held, Marker};
 use super::outcome;
 use super::partition::partition_of;
@@ -45,7 +46,8 @@ use crate::metrics;
 use crate::route::Router;
 use crate::sink::{Delivery, SinkError};
 use crate::store::{
-    ClaimAnswer, ClaimRequest, ClaimedRow, Quiet, Session, Store, StoreError, Takeover, Tended,
+    ClaimAnswer, ClaimRequest, ClaimedRow, Drawn, Quiet, Session, Store, StoreError, Takeover,
+    Tended,
 };
 
 /// Peers are looked at this often while any of them is known to be awake.
@@ -154,6 +156,8 @@ pub struct Settings {
     pub most_in_hand: usize,
     /// Which events go where.
     pub router: Arc<Router>,
+    /// See `relay.ordering`.
+    pub strict: bool,
     /// One pass only.
     pub once: bool,
 }
@@ -178,6 +182,8 @@ pub struct Claimer {
     links: Links,
     rounds: Rounds,
     doorbell: Doorbell,
+    /// Only under strict order.
+    horizon: Option<Horizon>,
     /// Writers are to ring again, for our peers.
     quiet_due: bool,
     session: Option<Rc<Session>>,
@@ -228,6 +234,7 @@ impl Claimer {
                 settings.most_in_hand,
             ),
             doorbell: Doorbell::new(now),
+            horizon: settings.strict.then(|| Horizon::new(now)),
             quiet_due: false,
             store,
             settings,
@@ -295,6 +302,10 @@ impl Claimer {
                     actor.session = Some(Rc::new(session));
                     actor.opened_at = Instant::now();
                     actor.doorbell = Doorbell::new(actor.opened_at);
+                    if let Some(horizon) = &mut actor.horizon {
+                        // A list that was being made went with the old session.
+                        horizon.not_listed();
+                    }
                     actor.well();
                     actor.tend_due = true;
                     actor.step(context);
@@ -464,11 +475,72 @@ impl Claimer {
         } else if self.may_claim() {
             if !self.settings.once && self.doorbell.push_due(Instant::now()) {
                 self.stay_awake(session, context);
-            } else if let Some(request) = self.rounds.next_claim() {
+            } else if let Some(step) = self
+                .horizon
+                .as_mut()
+                .and_then(|horizon| horizon.step(Instant::now()))
+            {
+                self.look_at_the_horizon(session, step, context);
+            } else if let Some(request) = self.next_claim() {
                 self.claim(session, request, context);
-            } else if !self.settings.once && self.rounds.is_walked() {
+            } else if self.minds_the_doorbell() {
                 self.mind_the_doorbell(session, context);
             }
+        }
+    }
+
+    fn next_claim(&mut self) -> Option<ClaimRequest> {
+        let mut request = self.rounds.next_claim()?;
+        if let Some(horizon) = &self.horizon {
+            request.horizon = horizon.reached();
+        }
+        Some(request)
+    }
+
+    // ---- strict order --------------------------------------------------------------------------
+
+    /// There may be events beyond the horizon.
+    fn widen(&mut self) {
+        if let Some(horizon) = &mut self.horizon {
+            horizon.want();
+        }
+    }
+
+    fn look_at_the_horizon(
+        &mut self,
+        session: Rc<Session>,
+        step: horizon::Step,
+        context: &mut Context<Self>,
+    ) {
+        match step {
+            horizon::Step::List => self.run_or(
+                context,
+                async move { session.drawn().await },
+                |actor, drawn: Drawn| {
+                    let now = Instant::now();
+                    if let Some(horizon) = &mut actor.horizon
+                        && horizon.listed(drawn.last, drawn.writers, now)
+                    {
+                        actor.rounds.wake();
+                    }
+                },
+                |actor| {
+                    if let Some(horizon) = &mut actor.horizon {
+                        horizon.not_listed();
+                    }
+                },
+            ),
+            horizon::Step::Check(writers) => self.run(
+                context,
+                async move { session.writers(Some(&writers)).await },
+                |actor, open| {
+                    if let Some(horizon) = &mut actor.horizon
+                        && horizon.checked(&open, Instant::now())
+                    {
+                        actor.rounds.wake();
+                    }
+                },
+            ),
         }
     }
 
@@ -486,13 +558,20 @@ impl Claimer {
         );
     }
 
+    fn minds_the_doorbell(&self) -> bool {
+        !self.settings.once
+            && self.rounds.is_walked()
+            && self.horizon.as_ref().is_none_or(Horizon::is_settled)
+    }
+
     /// All that can be seen was claimed: what is still owed to writers that did not ring?
     fn mind_the_doorbell(&mut self, session: Rc<Session>, context: &mut Context<Self>) {
         match self.doorbell.step(Instant::now()) {
             None => {}
             Some(Step::Look) => {
+                self.widen();
                 self.rounds.wake();
-                if let Some(request) = self.rounds.next_claim() {
+                if let Some(request) = self.next_claim() {
                     self.claim(session, request, context);
                 }
             }
@@ -502,6 +581,7 @@ impl Claimer {
                 |actor, quiet: Quiet| {
                     let now = Instant::now();
                     actor.doorbell.listed(quiet.kept_awake, quiet.writers, now);
+                    actor.widen();
                     actor.rounds.wake();
                 },
             ),
@@ -510,6 +590,7 @@ impl Claimer {
                 async move { session.writers(Some(&writers)).await },
                 |actor, open| {
                     if actor.doorbell.checked(open, Instant::now()) {
+                        actor.widen();
                         actor.rounds.wake();
                     }
                 },
@@ -705,6 +786,9 @@ impl Claimer {
         self.rounds.claimed(request, &answer);
         self.doorbell
             .claimed(answer.rows.len(), answer.cut, Instant::now());
+        if answer.beyond {
+            self.widen();
+        }
         if answer.locked {
             self.locked_at = Some(Instant::now() + LOCKED_PAUSE);
         }
@@ -886,12 +970,20 @@ impl Claimer {
         if self.session.is_none() {
             return;
         }
-        let minds = self.may_claim() && !self.settings.once && self.rounds.is_walked();
-        let doorbell = self.doorbell.next_at().filter(|_| minds);
-        let next = [self.due_at, self.locked_at, self.rest_until, doorbell]
-            .into_iter()
-            .flatten()
-            .fold(self.tick_at, Instant::min);
+        let doorbell = self.doorbell.next_at();
+        let doorbell = doorbell.filter(|_| self.may_claim() && self.minds_the_doorbell());
+        let horizon = self.horizon.as_ref().and_then(Horizon::next_at);
+        let horizon = horizon.filter(|_| self.may_claim());
+        let next = [
+            self.due_at,
+            self.locked_at,
+            self.rest_until,
+            doorbell,
+            horizon,
+        ]
+        .into_iter()
+        .flatten()
+        .fold(self.tick_at, Instant::min);
         let wait = next
             .saturating_duration_since(Instant::now())
             .max(Duration::from_millis(1));
@@ -942,6 +1034,7 @@ impl Claimer {
             && self.dead_peers.is_empty()
             && self.to_load.is_empty()
             && self.rounds.is_idle()
+            && self.horizon.as_ref().is_none_or(Horizon::is_settled)
         {
             self.links.idle.try_send(Idle).ok();
         }
@@ -971,6 +1064,7 @@ impl Handler<Wake> for Claimer {
     fn handle(&mut self, wake: Wake, context: &mut Self::Context) {
         let now = Instant::now();
         self.rounds.wake();
+        self.widen();
         if wake.awake {
             self.doorbell.kept_awake(AWAKE, now);
         }

@@ -15,7 +15,7 @@ use super::marker::{Flush, Marker, Policy, ReturnTo, Totals};
 use super::outcome::Outcomes;
 use super::publisher::{self, GiveBack, Kill, Publisher};
 use super::supervisor::{Stop, Supervisor};
-use crate::config::Config;
+use crate::config::{Config, Ordering};
 use crate::route::Router;
 use crate::sink::{Sink, SinkError};
 use crate::store::Store;
@@ -91,6 +91,7 @@ impl Generation {
             // Twice what can be in flight: the next rows are at hand when confirms come.
             most_in_hand: relay.partitions * relay.window * 2,
             router: plan.router.clone(),
+            strict: relay.ordering == Ordering::Strict,
             once: plan.once,
         };
         let links = claimer::Links {

@@ -63,6 +63,7 @@ pub mod listener;
 pub mod claimer;
 pub mod rounds;
 pub mod doorbell;
+pub mod horizon;
 pub mod publisher;
 pub mod partition;
 pub mod failure;

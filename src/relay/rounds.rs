@@ -195,6 +195,7 @@ impl Rounds {
             rows_per_aggregate: int(self.rows_per_aggregate),
             limit: int(limit),
             rooms: rooms.into_iter().map(int).collect(),
+            horizon: i64::MAX,
         })
     }
 

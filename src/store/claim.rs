@@ -25,6 +25,8 @@ pub struct ClaimRequest {
     pub limit: i32,
     /// Rows at most for each partition, by number.
     pub rooms: Vec<i32>,
+    /// Greatest id that may be taken.
+    pub horizon: i64,
 }
 
 /// A row that is ours now.
@@ -64,6 +66,8 @@ pub struct ClaimAnswer {
     pub cut: bool,
     /// Somebody holds a row locked: look again after a while.
     pub locked: bool,
+    /// Ids beyond the horizon were met: look again when it is wider.
+    pub beyond: bool,
     /// Buckets that carry our token, as the claim saw them.
     pub owned: Vec<u8>,
 }
@@ -79,7 +83,7 @@ impl Session {
         }
         let partitions = i32::try_from(request.rooms.len()).unwrap_or(i32::MAX);
         let number = self.token.number();
-        let values: [&(dyn ToSql + Sync); 10] = [
+        let values: [&(dyn ToSql + Sync); 11] = [
             &number,
             &self.token.name(),
             &self.lease.as_secs_f64(),
@@ -90,6 +94,7 @@ impl Session {
             &request.limit,
             &partitions,
             &request.rooms,
+            &request.horizon,
         ];
         let whose: [&(dyn ToSql + Sync); 1] = [&number];
         let claim = self.statements.claim.borrow().clone();
@@ -141,6 +146,7 @@ fn read_answer(buckets: &[Row], rows: &[Row]) -> ClaimAnswer {
                 answer.more_after_mark = rest & 1 != 0;
                 answer.cut = rest & 2 != 0;
                 answer.locked = rest & 4 != 0;
+                answer.beyond = rest & 8 != 0;
             }
         }
     }

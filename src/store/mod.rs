@@ -41,6 +41,7 @@ mod claim;
 mod connect;
 mod dead;
 mod error;
+mod ids;
 mod lag;
 mod load;
 mod mark;
@@ -55,10 +56,11 @@ pub use claim::{ClaimAnswer, ClaimRequest, ClaimedRow, Visit};
 pub use connect::{Connector, Notifications};
 pub use dead::{Change, DeadEvent, DeadFilter, EventDetails, MOST_HELD_BACK};
 pub use error::StoreError;
+pub use ids::{IdSequence, OldestWriter};
 pub use lag::{Lag, OldestEvent, ReplicaStatus};
 pub use mark::{Failed, Failure};
 pub use migrate::Migrated;
-pub use ownership::{Quiet, Session, Takeover, Tended};
+pub use ownership::{Drawn, Quiet, Session, Takeover, Tended};
 pub use pooler::Pooling;
 pub use prune::Pruned;
 pub use shape::SilentTrigger;
@@ -192,8 +194,8 @@ macro_rules! queries {
 
 queries! {
     alert_clear, alert_raise, awake, bucket_acquire, bucket_give_up, claim, claim_buckets, dead_count,
-    dead_discard, dead_letter, dead_list, dead_replay, dead_show, go_quiet, lag, lag_change, load, mark_failed,
-    mark_published, mark_waiting, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
+    dead_discard, dead_letter, dead_list, dead_replay, dead_show, go_quiet, id_sequence, lag, lag_change, load, mark_failed,
+    mark_published, mark_waiting, oldest_writer, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
     stay_awake, still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows, writers,
 }
 

@@ -39,6 +39,8 @@ pub(super) struct Statements {
     go_quiet: Prepared,
     awake: Prepared,
     writers: Prepared,
+    /// Of the sequence that ids are drawn from; known once it is asked for.
+    last_id: RefCell<Option<Prepared>>,
 }
 
 impl Statements {
@@ -65,6 +67,7 @@ impl Statements {
             go_quiet: prepare(&queries.go_quiet).await?,
             awake: prepare(&queries.awake).await?,
             writers: prepare(&queries.writers).await?,
+            last_id: RefCell::new(None),
         })
     }
 }
@@ -105,6 +108,15 @@ pub struct Tended {
     pub next_due: Option<Duration>,
     /// For how long writers are still kept from ringing, by whomever.
     pub kept_awake: Option<Duration>,
+}
+
+/// What is still to come of ids drawn so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drawn {
+    /// The id drawn last.
+    pub last: i64,
+    /// Transactions that were under way a moment after that was read.
+    pub writers: Vec<String>,
 }
 
 /// What is still to come from writers that may not have rung.
@@ -354,6 +366,33 @@ impl Session {
             kept_awake,
             writers: self.writers(None).await?,
         })
+    }
+
+    /// The id drawn last, and who may still write up to it. Two statements in this order: whoever
+    /// drew an id up to that one is in the list, or has ended.
+    ///
+    /// # Errors
+    /// When the database does not answer, or ids are drawn from no sequence.
+    pub async fn drawn(&self) -> Result<Drawn, StoreError> {
+        let known = self.statements.last_id.borrow().clone();
+        let statement = match known {
+            Some(statement) => statement,
+            None => self.prepare_last_id().await?,
+        };
+        let last = one(self.query(&statement, &[]).await?)?.get(0);
+        Ok(Drawn {
+            last,
+            writers: self.writers(None).await?,
+        })
+    }
+
+    async fn prepare_last_id(&self) -> Result<Prepared, StoreError> {
+        let prepare = async |sql: &str| in_time(self.runner.prepare(&self.client, sql)).await;
+        let find = prepare(&self.queries.id_sequence).await?;
+        let name: String = one(self.query(&find, &[]).await?)?.get("name");
+        let statement = prepare(&format!("SELECT last_value FROM {name}")).await?;
+        self.statements.last_id.replace(Some(statement.clone()));
+        Ok(statement)
     }
 
     /// Which of these transactions, or which at all, may still write events.

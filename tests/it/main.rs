@@ -15,6 +15,7 @@ mod replicas;
 mod roles;
 mod wakeup;
 mod doorbell;
+mod strict;
 mod broker;
 mod outage;
 mod routes;
