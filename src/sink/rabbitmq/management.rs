@@ -130,15 +130,17 @@ impl Management {
 
     async fn ask(&self, exchange: &str) -> Result<Found, Problem> {
         let client = self.client()?;
-        let about = ["exchanges", &self.vhost, exchange];
-        let response = self.get(&client, &about).await?;
+        let url = self.url(&["exchanges", &self.vhost, exchange]);
+        let response = self.get(&client, url).await?;
         if response.status() == StatusCode::NOT_FOUND {
             return Err(self.unknown(exchange));
         }
         let description: Description = self.read(response, exchange).await?;
         self.suits(exchange, &description)?;
-        let bound = ["exchanges", &self.vhost, exchange, "bindings", "source"];
-        let response = self.get(&client, &bound).await?;
+        let mut url = self.url(&["exchanges", &self.vhost, exchange, "bindings", "source"]);
+        // They are only counted.
+        url.set_query(Some("columns=destination_type"));
+        let response = self.get(&client, url).await?;
         let bindings: Vec<IgnoredAny> = self.read(response, exchange).await?;
         let alternate = if bindings.is_empty() {
             Some(self.alternate(&client, exchange, &description).await?)
@@ -193,8 +195,8 @@ impl Management {
         if found.policy.is_empty() {
             return Err(nowhere());
         }
-        let about = ["policies", &self.vhost, &found.policy];
-        let response = self.get(client, &about).await?;
+        let url = self.url(&["policies", &self.vhost, &found.policy]);
+        let response = self.get(client, url).await?;
         match response.status() {
             // Removed meanwhile.
             StatusCode::NOT_FOUND => Err(nowhere()),
@@ -234,15 +236,16 @@ impl Management {
             .map_err(|error| self.unreachable(&chain(error)))
     }
 
-    async fn get(&self, client: &Client, path: &[&str]) -> Result<Response, Problem> {
+    /// Below the API's root.
+    fn url(&self, path: &[&str]) -> Url {
         let mut url = self.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().push("api").extend(path);
         }
-        if path.last() == Some(&"source") {
-            // They are only counted.
-            url.set_query(Some("columns=destination_type"));
-        }
+        url
+    }
+
+    async fn get(&self, client: &Client, url: Url) -> Result<Response, Problem> {
         let answer = client.get(url).send().await;
         answer.map_err(|error| self.unreachable(&chain(error)))
     }
@@ -259,7 +262,8 @@ impl Management {
             status => {
                 let status = status.as_u16();
                 return Err(Problem::Silent(format!(
-                    "RabbitMQ management API returned HTTP {status} for exchange '{exchange}'."
+                    "RabbitMQ management API returned HTTP {status} for exchange '{exchange}'. The \
+                     broker's log says more; or rabbitmq.management_url leads elsewhere."
                 )));
             }
         }
@@ -345,4 +349,61 @@ fn chain(error: reqwest::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn management(url: &str) -> Management {
+        let config = RabbitmqConfig {
+            management_url: Some(url.into()),
+            exchange_type: Some("topic".into()),
+            ..RabbitmqConfig::default()
+        };
+        let uri = "amqp://u%40:p%2F@h/shop".parse().unwrap();
+        Management::new(&config, &uri).unwrap().unwrap()
+    }
+
+    fn described(text: &str) -> Description {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn user_and_password_are_those_of_amqp_unless_it_has_its_own() {
+        for (url, whole, borrowed) in [
+            ("http://m:1/", "http://u%40:p%2F@m:1/", true),
+            ("http://a:b@m:1/", "http://a:b@m:1/", false),
+            ("https://a@m", "https://a@m/", false),
+        ] {
+            let management = management(url);
+            assert_eq!(management.base.as_str(), whole);
+            assert_eq!(management.borrowed, borrowed, "{url}");
+        }
+        assert_eq!(management("https://a:b@[::1]/x").address, "[::1]:443");
+    }
+
+    #[test]
+    fn an_alternate_exchange_is_found_in_every_form_of_arguments() {
+        for (arguments, alternate) in [
+            (r#"{"alternate-exchange":"a"}"#, Some("a")),
+            ("{}", None),
+            ("[]", None),
+            (r#"{"alternate-exchange":1}"#, None),
+        ] {
+            let text = format!(r#"{{"type":"topic","internal":false,"arguments":{arguments}}}"#);
+            let found = described(&text);
+            assert_eq!(alternate_in(&found.arguments).as_deref(), alternate);
+            assert_eq!(found.policy, "");
+        }
+    }
+
+    #[test]
+    fn only_the_configured_exchange_must_be_of_the_type() {
+        let management = management("http://m");
+        let fanout = described(r#"{"type":"fanout","internal":false}"#);
+        assert!(management.suits("billing", &fanout).is_ok());
+        let refused = management.suits("domain-events", &fanout);
+        assert!(matches!(refused, Err(Problem::Unfit(text)) if text.contains("vhost 'shop'")));
+    }
 }
