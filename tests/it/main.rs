@@ -15,6 +15,7 @@ mod replicas;
 mod roles;
 mod wakeup;
 mod broker;
+mod guard;
 mod pooler;
 mod failover;
 mod exclusive;
