@@ -87,7 +87,7 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         for name in primary.iter().chain(&letters) {
             let probed = sink.probe_destination(name).await;
             let found = probed
-                .map(|()| format!("'{name}' exists"))
+                .map(|found| format!("'{name}' exists ({found})"))
                 .map_err(|error| error.message);
             line("exchange", found);
         }

@@ -50,6 +50,7 @@ const SECRETS: &[&str] = &[
     "database.url",
     "database.listen_url",
     "rabbitmq.url",
+    "rabbitmq.management_url",
     "alerts.slack_url",
     "alerts.webhook_url",
     "alerts.webhook_token",

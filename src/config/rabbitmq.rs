@@ -1,11 +1,12 @@
 //! `[rabbitmq]`: Where events go.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use lapin::uri::{AMQPScheme, AMQPUri};
 use serde::Deserialize;
+use url::Url;
 
 use super::{ConfigError, HOUR, MILLISECOND, Secret, within};
 use crate::tls::{self, PemFile, Tls, Verify};
@@ -76,8 +77,13 @@ pub struct RabbitmqConfig {
     pub cert_file: Option<PathBuf>,
     /// PEM file with its key.
     pub key_file: Option<PathBuf>,
+    /// The management API, for example `http://localhost:15672`: asked before anything is claimed
+    /// whether the exchange leads anywhere. User and password are those of `url` unless it has its own.
+    pub management_url: Option<Secret>,
     /// Exchange to publish to, with the routing key `<aggregate_type>.<event_type>`.
     pub exchange: String,
+    /// What type it must be of; unset: any. Needs `management_url`.
+    pub exchange_type: Option<String>,
     /// `app_id` of every message: names the installation.
     pub source: String,
     /// Which column becomes the message id.
@@ -98,7 +104,9 @@ impl Default for RabbitmqConfig {
             ca_file: None,
             cert_file: None,
             key_file: None,
+            management_url: None,
             exchange: DEFAULT_EXCHANGE.into(),
+            exchange_type: None,
             source: "bellwire".into(),
             message_id: MessageId::default(),
             confirm_timeout: DEFAULT_CONFIRM_TIMEOUT,
@@ -109,16 +117,28 @@ impl Default for RabbitmqConfig {
 
 impl RabbitmqConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        if let Some(url) = &self.management_url {
+            check_management_url(url)?;
+        }
         if let Some(url) = &self.url {
             check_url(url)?;
-            if let Some(tls) = self.tls()? {
+            if let Some(tls) = self.tls()?.or(self.management_tls()?) {
                 tls.client_config()?;
             }
         }
-        for (key, value) in [
-            ("rabbitmq.exchange", &self.exchange),
-            ("rabbitmq.source", &self.source),
-        ] {
+        if self.exchange_type.is_some() && self.management_url.is_none() {
+            return Err(ConfigError::key(
+                "rabbitmq.exchange_type",
+                "only the management API tells an exchange's type: set rabbitmq.management_url too",
+            ));
+        }
+        let named = [
+            ("rabbitmq.exchange", Some(&self.exchange)),
+            ("rabbitmq.exchange_type", self.exchange_type.as_ref()),
+            ("rabbitmq.source", Some(&self.source)),
+        ];
+        for (key, value) in named {
+            let Some(value) = value else { continue };
             if value.is_empty() || value.len() > 255 {
                 return Err(ConfigError::key(
                     key,
@@ -145,24 +165,47 @@ impl RabbitmqConfig {
     /// # Errors
     /// Names the file that does not go with the rest.
     pub(crate) fn tls(&self) -> Result<Option<Tls>, ConfigError> {
-        let files = [
+        let uri = self.url.as_ref().map(|url| AMQPUri::from_str(url.expose()));
+        if matches!(uri, Some(Ok(uri)) if uri.scheme == AMQPScheme::AMQPS) {
+            return self.tls_by_files().map(Some);
+        }
+        let given = self.files().into_iter().find(|(_, path)| path.is_some());
+        match given {
+            Some((option, _)) if !self.management_is_encrypted() => Err(ConfigError::key(
+                option,
+                "is given, but rabbitmq.url asks for no TLS: make it amqps://…",
+            )),
+            _ => Ok(None),
+        }
+    }
+
+    /// The same of requests to the management API.
+    ///
+    /// # Errors
+    /// Names the file that does not go with the rest.
+    pub(crate) fn management_tls(&self) -> Result<Option<Tls>, ConfigError> {
+        self.management_is_encrypted()
+            .then(|| self.tls_by_files())
+            .transpose()
+    }
+
+    fn management_is_encrypted(&self) -> bool {
+        let url = self.management_url.as_ref().map(|url| url.expose());
+        url.and_then(|url| Url::parse(url).ok())
+            .is_some_and(|url| url.scheme() == "https")
+    }
+
+    fn files(&self) -> [(&'static str, Option<&Path>); 3] {
+        [
             ("rabbitmq.ca_file", self.ca_file.as_deref()),
             ("rabbitmq.cert_file", self.cert_file.as_deref()),
             ("rabbitmq.key_file", self.key_file.as_deref()),
-        ];
-        let uri = self.url.as_ref().map(|url| AMQPUri::from_str(url.expose()));
-        let encrypted = matches!(uri, Some(Ok(uri)) if uri.scheme == AMQPScheme::AMQPS);
-        if !encrypted {
-            return match files.iter().find(|(_, path)| path.is_some()) {
-                Some((option, _)) => Err(ConfigError::key(
-                    *option,
-                    "is given, but rabbitmq.url asks for no TLS: make it amqps://…",
-                )),
-                None => Ok(None),
-            };
-        }
-        let [(option, ca), certificate, key] = files;
-        Ok(Some(Tls {
+        ]
+    }
+
+    fn tls_by_files(&self) -> Result<Tls, ConfigError> {
+        let [(option, ca), certificate, key] = self.files();
+        Ok(Tls {
             verify: Verify::ChainAndName,
             ca_option: option,
             ca: ca.map(|path| PemFile {
@@ -170,12 +213,32 @@ impl RabbitmqConfig {
                 path: path.to_owned(),
             }),
             identity: tls::identity(certificate, key)?,
-        }))
+        })
     }
 }
 
+/// The value is not shown: it may hold a password.
+fn check_management_url(url: &Secret) -> Result<(), ConfigError> {
+    let text = url.expose();
+    let fits = Url::parse(text).is_ok_and(|url| {
+        matches!(url.scheme(), "http" | "https")
+            && url.host_str().is_some()
+            && url.query().is_none()
+            && url.fragment().is_none()
+    });
+    if fits && !text.contains(|letter: char| letter.is_control() || letter.is_whitespace()) {
+        return Ok(());
+    }
+    Err(ConfigError::key(
+        "rabbitmq.management_url",
+        "no address of a management API; give one like http://localhost:15672 or \
+         https://user:password@host:15671, with special characters of user and password \
+         percent-encoded",
+    ))
+}
+
 fn check_url(url: &Secret) -> Result<(), ConfigError> {
-    let parsed = url::Url::parse(url.expose())
+    let parsed = Url::parse(url.expose())
         .ok()
         .filter(|url| matches!(url.scheme(), "amqp" | "amqps") && url.host_str().is_some());
     let known = AMQPUri::from_str(url.expose()).is_ok();
@@ -230,5 +293,52 @@ mod tests {
             "{error}"
         );
         assert_eq!(refused("amqp://h?heartbeat=5", None), None);
+    }
+
+    #[test]
+    fn a_wrong_management_url_is_named_and_not_shown() {
+        for url in [
+            "amqp://u:S3cr@h",
+            "http://",
+            "u:S3cr@h:15672",
+            "http://u:S3cr@h/?x",
+            "http://u:S3 cr@h/",
+            "",
+        ] {
+            let config = RabbitmqConfig {
+                management_url: Some(url.into()),
+                ..RabbitmqConfig::default()
+            };
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.starts_with("rabbitmq.management_url: "), "{error}");
+            assert!(!error.contains("S3"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_type_that_nobody_would_look_up_is_refused() {
+        let mut config = RabbitmqConfig {
+            exchange_type: Some("topic".into()),
+            ..RabbitmqConfig::default()
+        };
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.contains("rabbitmq.management_url"), "{error}");
+        config.management_url = Some("http://localhost:15672".into());
+        config.validate().unwrap();
+        config.exchange_type = Some(String::new());
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.starts_with("rabbitmq.exchange_type: "), "{error}");
+    }
+
+    #[test]
+    fn the_ca_serves_the_management_api_too() {
+        let config = RabbitmqConfig {
+            url: Some("amqp://h".into()),
+            management_url: Some("https://h:15671".into()),
+            ca_file: Some("ca.pem".into()),
+            ..RabbitmqConfig::default()
+        };
+        assert!(config.tls().unwrap().is_none());
+        assert!(config.management_tls().unwrap().unwrap().ca.is_some());
     }
 }

@@ -366,7 +366,7 @@ impl Supervisor {
             let probed = async move {
                 match &asked {
                     Circuit::Connection => sink.probe().await,
-                    Circuit::Destination(name) => sink.probe_destination(name).await,
+                    Circuit::Destination(name) => sink.probe_destination(name).await.map(drop),
                 }
             };
             context.spawn(probed.into_actor(self).map(move |answer, actor, context| {

@@ -131,7 +131,8 @@ pub trait Sink: Send + Sync + 'static {
 
     /// Asks whether this destination takes events: that it exists, and that what is sent there
     /// goes somewhere, as far as the broker tells. The question of the destination's own breaker.
-    async fn probe_destination(&self, destination: &str) -> Result<(), SinkError>;
+    /// Answers what was found, for people.
+    async fn probe_destination(&self, destination: &str) -> Result<String, SinkError>;
 
     /// Serves one partition until its deliveries are closed and everything sent is settled.
     async fn run_lane(&self, lane: Lane);

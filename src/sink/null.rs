@@ -52,8 +52,8 @@ impl Sink for NullSink {
         Ok(())
     }
 
-    async fn probe_destination(&self, _: &str) -> Result<(), SinkError> {
-        Ok(())
+    async fn probe_destination(&self, _: &str) -> Result<String, SinkError> {
+        Ok("takes everything".to_owned())
     }
 
     async fn run_lane(&self, mut lane: Lane) {

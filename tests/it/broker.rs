@@ -12,7 +12,7 @@ use crate::support::{Ledger, Load, Proxy, SOON, Services, World, amqp_url};
 const SECONDS: Duration = Duration::from_secs(15);
 
 impl World {
-    async fn assert_nobody_was_charged(&self) {
+    pub async fn assert_nobody_was_charged(&self) {
         assert_eq!(
             self.one::<i64>("SELECT count(*) FROM outbox WHERE attempts > 0")
                 .await,
@@ -23,7 +23,7 @@ impl World {
     }
 
     /// Everything written arrived in order, once marked, uncharged.
-    async fn assert_delivered(&mut self) {
+    pub async fn assert_delivered(&mut self) {
         self.until_published(SECONDS).await;
         let committed = self.committed().await;
         let arrivals = self.arrivals(committed.len(), SOON).await;
@@ -135,43 +135,13 @@ async fn a_missing_exchange_is_named_and_nothing_is_claimed() {
     world.clean().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exchange_deleted_under_load_costs_nothing() {
-    let mut world = World::new().await;
-    world.declare_catch_all().await;
-    let relay = world.ready_relay(&[]).await;
-    let load = Load::start(&world);
-    load.more(50).await;
-    world
-        .channel
-        .exchange_delete(
-            world.exchange.as_str().into(),
-            ExchangeDeleteOptions::default(),
-        )
-        .await
-        .unwrap();
-    relay
-        .until_logged(
-            &format!("Exchange '{}' does not exist in vhost '/'", world.exchange),
-            SOON,
-        )
-        .await;
-    load.more(50).await;
-    world.declare_exchange_caught().await;
-    load.more(50).await;
-    load.stop().await;
-    world.assert_delivered().await;
-    world.clean_catch_all().await;
-    world.clean().await;
-}
-
 impl World {
     fn catch_all(&self) -> String {
         format!("{}_all", self.exchange)
     }
 
     /// A fanout exchange to our queue, to be the alternate of another.
-    async fn declare_catch_all(&self) {
+    pub async fn declare_catch_all(&self) {
         let durable = ExchangeDeclareOptions {
             durable: true,
             ..Default::default()
@@ -212,23 +182,23 @@ impl World {
             durable: true,
             ..Default::default()
         };
+        self.declare_caught(ExchangeKind::Topic, durable).await;
+    }
+
+    /// The same, declared otherwise.
+    pub async fn declare_caught(&self, kind: ExchangeKind, options: ExchangeDeclareOptions) {
         let mut arguments = FieldTable::default();
         arguments.insert(
             "alternate-exchange".into(),
             AMQPValue::LongString(self.catch_all().into()),
         );
         self.channel
-            .exchange_declare(
-                self.exchange.as_str().into(),
-                ExchangeKind::Topic,
-                durable,
-                arguments,
-            )
+            .exchange_declare(self.exchange.as_str().into(), kind, options, arguments)
             .await
             .unwrap();
     }
 
-    async fn clean_catch_all(&self) {
+    pub async fn clean_catch_all(&self) {
         self.channel
             .exchange_delete(
                 self.catch_all().as_str().into(),

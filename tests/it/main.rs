@@ -19,6 +19,7 @@ mod strict;
 mod broker;
 mod outage;
 mod routes;
+mod guard;
 mod pooler;
 mod failover;
 mod exclusive;

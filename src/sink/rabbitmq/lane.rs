@@ -18,6 +18,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::channel::{Open, Sent, Whose};
 use super::connection::Connector;
 use super::fault::{Unconfirmed, tells_why};
+use super::guard::Guard;
 use super::link::Link;
 use super::message::Composer;
 use super::verdicts::Verdict;
@@ -31,6 +32,7 @@ const TURN: usize = 128;
 pub(super) struct Parts<'a> {
     pub(super) connector: &'a Connector,
     pub(super) composer: &'a Composer,
+    pub(super) guard: Option<&'a Guard>,
     pub(super) confirm_timeout: Duration,
 }
 
@@ -209,7 +211,12 @@ impl<'a> Run<'a> {
         let mut verdicts = std::mem::take(&mut self.verdicts);
         for (Whose { id, exchange }, verdict) in verdicts.drain(..) {
             let result = match verdict {
-                Verdict::Published => Ok(()),
+                Verdict::Published => {
+                    if let Some(guard) = self.parts.guard {
+                        guard.delivered(&exchange);
+                    }
+                    Ok(())
+                }
                 Verdict::Returned(reason) => Err(SinkError::new(Cause::Unroutable, &*reason)),
                 Verdict::Nacked => Err(SinkError::new(
                     Cause::Nacked,

@@ -9,7 +9,8 @@
 //! - no success without certainty: `verdicts`, which relies on the passes of `in_flight`;
 //! - nothing illegal is sent: `message`;
 //! - only the broker's own reason accuses an event: `fault`;
-//! - one connection attempt at a time: `connection`; none that cannot be ended: `link`.
+//! - one connection attempt at a time: `connection`; none that cannot be ended: `link`;
+//! - trouble of the management API stops nothing that was delivering: `guard`.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -25,18 +26,22 @@ use tokio::time::timeout;
 
 use self::connection::Connector;
 use self::fault::{Place, Unconfirmed};
+use self::guard::Guard;
 use self::link::Link;
+use self::management::Management;
 use self::message::Composer;
-use crate::config::RabbitmqConfig;
+use crate::config::{ConfigError, RabbitmqConfig};
 use crate::relay::failure::Cause;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
 mod channel;
 mod connection;
 mod fault;
+mod guard;
 mod in_flight;
 mod lane;
 mod link;
+mod management;
 mod message;
 mod verdicts;
 
@@ -44,6 +49,8 @@ mod verdicts;
 pub struct RabbitmqSink {
     connector: Connector,
     composer: Composer,
+    /// None without a management API.
+    guard: Option<Guard>,
     confirm_timeout: Duration,
     connect_timeout: Duration,
 }
@@ -62,9 +69,9 @@ impl RabbitmqSink {
                 "rabbitmq.url is not set or no AMQP URL (AMQP_URL)",
             )
         })?;
-        let tls = config
-            .tls()
-            .map_err(|error| SinkError::new(Cause::Unreachable, error.to_string()))?;
+        let wrong = |error: ConfigError| SinkError::new(Cause::Unreachable, error.to_string());
+        let tls = config.tls().map_err(wrong)?;
+        let management = Management::new(&config, &uri).map_err(wrong)?;
         let place = Place {
             address: format!("{}:{}", uri.authority.host, uri.authority.port),
             encrypted: tls.is_some(),
@@ -72,6 +79,7 @@ impl RabbitmqSink {
         };
         Ok(Arc::new(Self {
             composer: Composer::new(&config)?,
+            guard: management.map(Guard::new),
             connector: Connector::new(uri, tls, place, &config),
             confirm_timeout: config.confirm_timeout,
             connect_timeout: config.connect_timeout,
@@ -138,8 +146,9 @@ impl Sink for RabbitmqSink {
         Ok(())
     }
 
-    /// On a channel of its own, since a missing exchange closes it.
-    async fn probe_destination(&self, destination: &str) -> Result<(), SinkError> {
+    /// On a channel of its own, since a missing exchange closes it. AMQP comes first: whether an
+    /// exchange exists is its word.
+    async fn probe_destination(&self, destination: &str) -> Result<String, SinkError> {
         let link = self.connector.link().await?;
         if link.is_blocked() {
             return Err(link.blocked_error());
@@ -147,13 +156,17 @@ impl Sink for RabbitmqSink {
         let channel = link.open_channel().await?;
         self.find_exchange(&link, &channel, destination).await?;
         link.close_channel(&channel).await;
-        Ok(())
+        match &self.guard {
+            Some(guard) => guard.ask(destination).await,
+            None => Ok("bindings not checked: set rabbitmq.management_url".to_owned()),
+        }
     }
 
     async fn run_lane(&self, lane: Lane) {
         let parts = lane::Parts {
             connector: &self.connector,
             composer: &self.composer,
+            guard: self.guard.as_ref(),
             confirm_timeout: self.confirm_timeout,
         };
         lane::Run::new(parts).serve(lane).await;

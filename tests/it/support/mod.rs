@@ -16,6 +16,7 @@ use tokio_postgres::error::SqlState;
 
 mod ledger;
 mod load;
+mod management;
 mod proxy;
 mod receiver;
 mod relay;
@@ -25,6 +26,7 @@ mod tls;
 
 pub use ledger::Ledger;
 pub use load::Load;
+pub use management::Management;
 pub use proxy::Proxy;
 pub use receiver::{Receiver, Reply};
 pub use relay::{Relay, Run, UNSET};
