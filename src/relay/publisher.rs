@@ -38,9 +38,9 @@ use crate::sink::{Delivery, Lane, Settlement, Sink, SinkError};
 
 /// Before a lane that ended is started again.
 const LANE_PAUSE: Duration = Duration::from_millis(200);
-/// An event whose destination takes nothing waits for a quarter of the time that this has lasted, so
-/// that many of them cost little and recovery is soon all the same; between these bounds.
-const SHORTEST_WAIT: Duration = Duration::from_secs(1);
+/// An event whose destination takes nothing waits for half of the time that this has lasted, so that
+/// many of them cost little and recovery is soon all the same; between these bounds.
+const SHORTEST_WAIT: Duration = Duration::from_secs(2);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// Events to publish; of one aggregate in id order.
@@ -399,7 +399,7 @@ impl Publisher {
 
 /// How long an event waits whose destination has taken nothing for so long.
 fn wait_after(down: Duration) -> Duration {
-    (down / 4).clamp(SHORTEST_WAIT, LONGEST_WAIT)
+    (down / 2).clamp(SHORTEST_WAIT, LONGEST_WAIT)
 }
 
 impl Actor for Publisher {

@@ -217,7 +217,7 @@ async fn many_events_for_a_missing_destination_make_no_tight_loop() {
     world
         .until(
             "SELECT count(*) >= 2000 FROM outbox WHERE last_error LIKE 'destination_missing%'",
-            SECONDS,
+            SOON,
         )
         .await;
     let writes =

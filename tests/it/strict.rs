@@ -74,6 +74,8 @@ async fn an_event_waits_for_an_older_writer_and_for_no_younger_one() {
         .unwrap();
     let second = world.insert(("order", "1"), "Placed", "{}").await;
     let elsewhere = world.insert(("order", "2"), "Placed", "{}").await;
+    // Both were asked for by then, also by a relay that has just begun on a slow machine.
+    tokio::time::sleep(Duration::from_secs(2)).await;
     younger
         .batch_execute(&format!("BEGIN; {insert}"))
         .await
