@@ -12,6 +12,7 @@ mod ordering;
 mod crash;
 mod shutdown;
 mod replicas;
+mod plans;
 mod roles;
 mod wakeup;
 mod doorbell;
