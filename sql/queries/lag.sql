@@ -1,6 +1,34 @@
 -- What an operator asks first: how much waits, since when, and why. Counts stop at $1: never a scan
--- of the whole backlog. An event that is scheduled for later is not late.
-SELECT (SELECT count(*) FROM (SELECT FROM {{outbox}} WHERE coalesce(status = 'pending', false) LIMIT $1::int) p)::bigint AS pending,
+-- of the whole backlog.
+--
+-- The oldest is the event that has been due for longest: one that was never tried from the time it is
+-- scheduled for, any other from when it was written. It is one of three, each had from an index of its own:
+-- the first of those never tried, of those tried before, and of the few in hand.
+WITH waiting AS (
+    (SELECT x.*, greatest(x.created_at, x.next_attempt_at) AS due_since
+     FROM {{outbox}} x
+     WHERE coalesce(x.status = 'pending' AND x.claimed_by IS NULL, false) AND x.attempts = 0 AND x.last_error IS NULL
+     ORDER BY x.next_attempt_at
+     LIMIT 1)
+    UNION ALL
+    (SELECT x.*, x.created_at
+     FROM {{outbox}} x
+     WHERE coalesce(x.status = 'pending' AND x.claimed_by IS NULL AND (x.attempts > 0 OR x.last_error IS NOT NULL), false)
+     ORDER BY x.created_at
+     LIMIT 1)
+    UNION ALL
+    (SELECT x.*, CASE WHEN x.attempts = 0 AND x.last_error IS NULL THEN greatest(x.created_at, x.next_attempt_at)
+                      ELSE x.created_at END AS due_since
+     FROM {{outbox}} x
+     WHERE x.status = 'pending' AND x.claimed_by IS NOT NULL
+     ORDER BY due_since
+     LIMIT 1)
+)
+SELECT least($1::int,
+             (SELECT count(*) FROM (SELECT FROM {{outbox}}
+                                    WHERE coalesce(status = 'pending' AND claimed_by IS NULL, false) LIMIT $1::int) p)
+             + (SELECT count(*) FROM (SELECT FROM {{outbox}}
+                                      WHERE status = 'pending' AND claimed_by IS NOT NULL LIMIT $1::int) h))::bigint AS pending,
        (SELECT count(*) FROM (SELECT FROM {{outbox}} WHERE coalesce(status = 'dead', false) LIMIT $1::int) d)::bigint AS dead,
        (SELECT s.lagging FROM {{outbox_relay_state}} s WHERE s.id = 1) AS was_lagging,
        ARRAY(SELECT a.subject FROM {{outbox_alert}} a ORDER BY a.subject LIMIT 100) AS raised,
@@ -16,10 +44,4 @@ SELECT (SELECT count(*) FROM (SELECT FROM {{outbox}} WHERE coalesce(status = 'pe
           AND d.id < o.id
         ORDER BY d.id LIMIT 1) AS behind_dead
 FROM (SELECT) one
-LEFT JOIN LATERAL (
-    SELECT x.*, CASE WHEN x.attempts = 0 AND x.last_error IS NULL THEN greatest(x.created_at, x.next_attempt_at) ELSE x.created_at END AS due_since
-    FROM {{outbox}} x
-    WHERE coalesce(x.status = 'pending', false)
-    ORDER BY CASE WHEN x.attempts = 0 AND x.last_error IS NULL THEN greatest(x.created_at, x.next_attempt_at) ELSE x.created_at END
-    LIMIT 1
-) o ON true
+LEFT JOIN LATERAL (SELECT * FROM waiting w ORDER BY w.due_since LIMIT 1) o ON true

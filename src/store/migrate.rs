@@ -43,10 +43,7 @@ pub(super) const INDEXES: &[(&str, &str)] = &[
         include_str!("../../sql/indexes/outbox_holding.sql"),
     ),
     ("due", include_str!("../../sql/indexes/outbox_due.sql")),
-    (
-        "waiting",
-        include_str!("../../sql/indexes/outbox_waiting.sql"),
-    ),
+    ("tried", include_str!("../../sql/indexes/outbox_tried.sql")),
     ("dead", include_str!("../../sql/indexes/outbox_dead.sql")),
     (
         "published",
@@ -55,7 +52,7 @@ pub(super) const INDEXES: &[(&str, &str)] = &[
 ];
 
 /// Indexes of older versions that nothing uses any more.
-const OBSOLETE_INDEXES: &[&str] = &["oldest"];
+const OBSOLETE_INDEXES: &[&str] = &["oldest", "waiting"];
 
 /// An INSERT that queues behind our DDL waits no longer than this.
 const DDL_LOCK_TIMEOUT: &str = "SET lock_timeout = '900ms'; SET statement_timeout = 0";
