@@ -9,6 +9,9 @@ use crate::support::{Proxy, Relay, SOON, World, amqp_url, database_url};
 
 pub const ANY_PORT: (&str, &str) = ("admin.listen", "127.0.0.1:0");
 
+/// For the dead letter operations.
+pub const TOKEN: (&str, &str) = ("admin.token", "t0ken-of-sixteen-letters");
+
 /// Of a relay that was started with [`ANY_PORT`].
 pub async fn address(relay: &Relay) -> String {
     relay.until_logged("admin port open", SOON).await;
@@ -26,8 +29,30 @@ pub async fn address(relay: &Relay) -> String {
 
 /// Status code and body.
 pub async fn get(address: &str, path: &str) -> (u16, String) {
+    request(address, "GET", path, &[], "").await
+}
+
+/// An order for dead events, with [`TOKEN`].
+pub async fn order(address: &str, path: &str, body: &str) -> (u16, String) {
+    let bearer = format!("Authorization: Bearer {}", TOKEN.1);
+    request(address, "POST", path, &[&bearer], body).await
+}
+
+/// Status code and body, with these header lines.
+pub async fn request(
+    address: &str,
+    method: &str,
+    path: &str,
+    headers: &[&str],
+    body: &str,
+) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let headers: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
+    let length = body.len();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
+         Content-Length: {length}\r\n{headers}\r\n{body}"
+    );
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();

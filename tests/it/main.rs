@@ -23,6 +23,7 @@ mod fidelity;
 mod migration;
 mod admin;
 mod alerts;
+mod dead;
 mod monitoring;
 mod conformance;
 mod tls;
