@@ -24,6 +24,7 @@ mod migration;
 mod admin;
 mod alerts;
 mod dead;
+mod prune;
 mod monitoring;
 mod conformance;
 mod tls;
