@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use clap::Args;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use serde::Deserialize;
 use url::Url;
 
 use super::Failure;
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::event::OneLine;
 use crate::relay::outcome::WORDS;
 
@@ -70,8 +70,9 @@ struct Missed {
 
 pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Failure> {
     let urls = if arguments.url.is_empty() {
-        let listen = config.admin.listen.0.ok_or_else(|| {
-            anyhow!("admin.listen is off: name a relay's admin port by --url http://host:port")
+        let listen = config.admin.listen.0.ok_or_else(|| ConfigError::Key {
+            key: "admin.listen".into(),
+            reason: "is off: name a relay's admin port by --url http://host:port".into(),
         })?;
         vec![Url::parse(&format!("http://{listen}")).context("admin.listen")?]
     } else {

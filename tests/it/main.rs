@@ -25,6 +25,7 @@ mod admin;
 mod alerts;
 mod dead;
 mod prune;
+mod tail;
 mod monitoring;
 mod conformance;
 mod tls;
