@@ -23,6 +23,8 @@ mod fidelity;
 mod migration;
 mod admin;
 mod alerts;
+mod lag;
+mod told;
 mod dead;
 mod prune;
 mod tail;
