@@ -328,7 +328,12 @@ async fn carry_out(
     if progress && will > 0 {
         eprintln!();
     }
-    Ok(changed?)
+    let changed = changed.map_err(|error| {
+        anyhow!(
+            "{error}; what was done before that stays done, `bellwire dead list` shows what is left"
+        )
+    })?;
+    Ok(changed)
 }
 
 /// Says why events were left as they are.

@@ -157,7 +157,7 @@ impl Store {
         most: u32,
     ) -> Result<Vec<DeadEvent>, StoreError> {
         let rows = self
-            .filtered(&self.queries.dead_list, filter, after, Some(most))
+            .filtered(&self.queries.dead_list, true, filter, after, Some(most))
             .await?;
         Ok(rows
             .iter()
@@ -180,7 +180,7 @@ impl Store {
     /// When the database does not answer or refuses.
     pub async fn dead_count(&self, filter: &DeadFilter) -> Result<i64, StoreError> {
         let rows = self
-            .filtered(&self.queries.dead_count, filter, i64::MIN, None)
+            .filtered(&self.queries.dead_count, true, filter, i64::MIN, None)
             .await?;
         Ok(rows.first().map_or(0, |row| row.get(0)))
     }
@@ -202,7 +202,7 @@ impl Store {
             Change::Replay => &self.queries.dead_replay,
             Change::Discard => &self.queries.dead_discard,
         };
-        let rows = self.filtered(sql, filter, after, Some(most)).await?;
+        let rows = self.filtered(sql, false, filter, after, Some(most)).await?;
         let mut ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
         ids.sort_unstable();
         Ok(ids)
@@ -211,11 +211,11 @@ impl Store {
     /// The same for up to `limit` events (all, if none), in steps of their own transactions; `done` is
     /// told how many it were so far.
     ///
-    /// A step chooses its events first and changes those alone. So a step that runs twice, because its
-    /// answer was lost with the connection, does not go beyond the limit.
+    /// A step chooses its events first, so that it is known how many were passed over.
     ///
     /// # Errors
-    /// When the database does not answer or refuses: what was done so far stays done.
+    /// When the database does not answer or refuses: what was done so far stays done. Of a step whose
+    /// connection was lost nobody knows, and it is not tried again: it would take others, beyond the limit.
     pub async fn dead_change_all(
         &self,
         change: Change,
@@ -329,9 +329,11 @@ impl Store {
         }))
     }
 
+    /// Runs a statement that has the condition of `dead_filter.sql`. `repeats`: may it run twice?
     async fn filtered(
         &self,
         sql: &str,
+        repeats: bool,
         filter: &DeadFilter,
         after: i64,
         most: Option<u32>,
@@ -355,6 +357,10 @@ impl Store {
         if let Some(most) = &most {
             parameters.push(most);
         }
-        self.query(sql, &parameters).await
+        if repeats {
+            self.query(sql, &parameters).await
+        } else {
+            self.query_once(sql, &parameters).await
+        }
     }
 }

@@ -324,6 +324,18 @@ impl Store {
         }
     }
 
+    /// As [`Self::query`], for a statement that must not run twice: when its connection is lost, nobody
+    /// knows whether it ran.
+    async fn query_once(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
+        let runner = self.connector.runner("").await?;
+        let client = self.pool.get().await?;
+        self.run(&runner, client, sql, parameters).await
+    }
+
     async fn run(
         &self,
         runner: &Runner,

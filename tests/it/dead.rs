@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio_postgres::types::ToSql;
 
 use crate::admin::{ANY_PORT, TOKEN, address, order};
-use crate::support::{Relay, Run, SOON, World};
+use crate::support::{Proxy, Relay, Run, SOON, World, database_url};
 
 const DONE: Option<i32> = Some(0);
 const FAILED: Option<i32> = Some(1);
@@ -471,6 +471,50 @@ async fn an_event_that_somebody_holds_locked_is_passed_over_and_said() {
     );
     operator.batch_execute("ROLLBACK").await.unwrap();
     assert_code(&world.dead(&["discard", "--id", "2"]).await, DONE);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_whose_answer_is_lost_does_not_go_beyond_the_limit() {
+    let world = World::new().await;
+    world.many_given_up(5).await;
+    world
+        .sql(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN PERFORM pg_sleep(1); RETURN NULL; END $$;
+             CREATE TRIGGER slow AFTER UPDATE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION slow()",
+        )
+        .await;
+    let proxy = Proxy::new(&database_url()).await;
+    let through = proxy.through(&database_url());
+    let arguments = ["dead", "replay", "--all", "--limit", "2"];
+    let replay = Relay::start(
+        &world.environment(),
+        &[("DATABASE_URL", &through)],
+        &arguments,
+    );
+    let at_work = format!(
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query LIKE '%{}%')",
+        world.schema
+    );
+    world.until(&at_work, SOON).await;
+    proxy.mute(true);
+    world
+        .until(
+            "SELECT count(*) = 2 FROM outbox WHERE status = 'pending'",
+            SOON,
+        )
+        .await;
+    proxy.cut();
+    proxy.mute(false);
+    let run = replay.finished(SOON).await;
+    assert_code(&run, FAILED);
+    assert!(
+        run.stderr.contains("what was done before that stays done"),
+        "{}",
+        run.stderr
+    );
+    assert_eq!(world.ids("status = 'pending'").await, [1, 2]);
     world.clean().await;
 }
 

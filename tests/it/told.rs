@@ -334,14 +334,17 @@ async fn a_restart_during_an_outage_is_not_the_end_of_it() {
     proxy.refuse(true);
     proxy.cut();
     until_told(&receiver, "breaker_opened", SOON).await;
-    for _ in 0..2 {
+    for silent in [false, true] {
+        // Refused at once, and accepted without a word: then it does not know for some seconds.
+        proxy.mute(silent);
+        proxy.refuse(!silent);
         relay.terminate(SOON).await;
         relay = world.relay(&of_breaker(&hook, &amqp));
         relay.until_logged("not ready to publish", SOON).await;
         tokio::time::sleep(SEVERAL_CHECKS / 2).await;
     }
     assert_eq!(kinds(&receiver), ["breaker_opened"]);
-    proxy.refuse(false);
+    proxy.mute(false);
     until_told(&receiver, "breaker_closed", SOON).await;
     assert_eq!(kinds(&receiver), ["breaker_closed", "breaker_opened"]);
     world.clean().await;
