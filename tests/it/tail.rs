@@ -221,8 +221,6 @@ async fn several_relays_are_watched_and_one_that_went_away_again_when_it_is_back
     }
     for times in 1..=2 {
         second.terminate(SOON).await;
-        tail.until_logged(&format!("{other}: the relay has ended, trying again"), SOON)
-            .await;
         second = world.ready_relay(&[("admin.listen", &other)]).await;
         let again = async {
             while tail.logged(&format!("watching {other}")) <= times {
@@ -232,7 +230,12 @@ async fn several_relays_are_watched_and_one_that_went_away_again_when_it_is_back
         tokio::time::timeout(SOON, again)
             .await
             .expect("watched again");
-        assert_eq!(tail.logged(&format!("{other}: the relay has ended")), times);
+        // However it saw the end, it says so each time.
+        let ends = tail.log();
+        let ends = ends
+            .lines()
+            .filter(|line| line.contains(&other) && line.contains("trying again"));
+        assert!(ends.count() >= times, "{}", tail.log());
     }
     world.until_shares(&[32, 32], SOON).await;
     world.fill("order", 40, 1).await;
