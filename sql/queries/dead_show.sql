@@ -1,6 +1,7 @@
 -- All that is known of one event, dead or not.
 -- $1 id   $2 where to stop counting what it holds back
 SELECT o.id, o.aggregate_type, o.aggregate_id, o.event_type, o.status, o.attempts, o.last_error, o.failed_in,
+       o.next_attempt_at::text AS next_attempt_at, o.claimed_by,
        o.holds IS NOT FALSE AS holds, o.payload::text AS payload, octet_length(o.payload::text) AS payload_bytes,
        o.headers::text AS headers, o.correlation_id, o.event_id::text AS event_id,
        o.created_at::text AS created_at, o.published_at::text AS published_at,

@@ -1,8 +1,8 @@
 -- One step of pruning: delete published events whose time is over, the oldest first. By one replica at a
 -- time; waits for no row lock. Never touches an event that is pending, dead or discarded.
--- $1 lock class   $2 seconds to keep them for   $3 rows at most
+-- $1 lock class   $2 seconds to keep them for   $3 rows at most   $4 the table's name
 WITH gate AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock($1::int, '{{outbox}}'::regclass::oid::int) AS mine
+    SELECT pg_try_advisory_xact_lock($1::int, $4::text::regclass::oid::int) AS mine
 ), old AS MATERIALIZED (
     SELECT o.id FROM {{outbox}} o
     WHERE (SELECT g.mine FROM gate g)

@@ -1,16 +1,56 @@
 //! Dead letters over HTTP, behind the admin token.
 
 use actix_web::web::{Data, Json, Path, Query};
-use actix_web::{HttpRequest, HttpResponse};
+use std::future::{Ready, ready};
+
+use actix_web::dev::Payload;
+use actix_web::error::InternalError;
+use actix_web::web::JsonConfig;
+use actix_web::{FromRequest, HttpRequest, HttpResponse};
 use serde::{Deserialize, Serialize};
 
-use super::{Sources, refused, unavailable};
-use crate::store::{Change, DeadEvent, DeadFilter};
+use super::{Sources, bearer, refused, refuses, unavailable};
+use crate::store::{Change, Changed, DeadEvent, DeadFilter, NotDead};
 
 /// Events in one answer, unless asked for otherwise.
 const LISTED: u32 = 100;
 /// Events in one answer or changed by one request, at most.
 const MOST: u32 = 10_000;
+
+/// Longest body: ten thousand ids of twenty digits.
+const LONGEST_BODY: usize = 256 * 1024;
+
+/// Whoever has the token. The first argument of each operation, so that nothing else of a request is
+/// looked at without it.
+pub(super) struct Admitted;
+
+impl FromRequest for Admitted {
+    type Error = actix_web::Error;
+    type Future = Ready<Result<Self, Self::Error>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let token = request
+            .app_data::<Data<Sources>>()
+            .and_then(|sources| sources.token.as_ref());
+        ready(match refuses(token, "admin.token", bearer(request)) {
+            Some(refusal) => Err(InternalError::from_response("not admitted", refusal).into()),
+            None => Ok(Self),
+        })
+    }
+}
+
+/// How orders are read: as JSON whatever the client calls it, since `curl --data` calls it a form.
+pub(super) fn orders() -> JsonConfig {
+    JsonConfig::default()
+        .limit(LONGEST_BODY)
+        .content_type_required(false)
+        .content_type(|_| true)
+        .error_handler(|error, _| {
+            let reason =
+                format!("the body is no order, a JSON object like {{\"ids\": [42]}}: {error}");
+            InternalError::from_response(error, refused(&reason)).into()
+        })
+}
 
 /// Which dead events, as query parameters.
 #[derive(Debug, Default, Deserialize)]
@@ -56,21 +96,25 @@ struct Listed {
 }
 
 #[derive(Serialize)]
-struct Changed {
+struct Report {
     dry_run: bool,
-    /// Before the change.
+    /// Before the change, whatever the limit.
     matched: i64,
+    /// Of a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    would_change: Option<u64>,
     changed: u64,
+    /// Locked, or changed by somebody else meanwhile.
+    passed_over: u64,
+    /// Events that were named by id and are not dead.
+    not_dead: Vec<NotDead>,
 }
 
 pub(super) async fn list(
-    request: HttpRequest,
+    _: Admitted,
     sources: Data<Sources>,
     listing: Query<Listing>,
 ) -> HttpResponse {
-    if let Some(refusal) = sources.refuses(&request) {
-        return refusal;
-    }
     let listing = listing.into_inner();
     let filter = DeadFilter {
         ids: None,
@@ -82,7 +126,10 @@ pub(super) async fn list(
         newer_than: listing.newer_than,
     };
     let after = listing.after.unwrap_or(i64::MIN);
-    let limit = listing.limit.unwrap_or(LISTED).min(MOST);
+    let limit = listing.limit.unwrap_or(LISTED);
+    if limit > MOST {
+        return refused(&format!("limit: must be at most {MOST}"));
+    }
     let answer = async {
         Ok(Listed {
             matched: sources.store.dead_count(&filter).await?,
@@ -95,14 +142,7 @@ pub(super) async fn list(
     }
 }
 
-pub(super) async fn show(
-    request: HttpRequest,
-    sources: Data<Sources>,
-    id: Path<i64>,
-) -> HttpResponse {
-    if let Some(refusal) = sources.refuses(&request) {
-        return refusal;
-    }
+pub(super) async fn show(_: Admitted, sources: Data<Sources>, id: Path<i64>) -> HttpResponse {
     match sources.store.event(*id).await {
         Ok(Some(event)) => HttpResponse::Ok().json(event),
         Ok(None) => HttpResponse::NotFound().body("there is no event of this id\n"),
@@ -111,30 +151,22 @@ pub(super) async fn show(
 }
 
 pub(super) async fn replay(
-    request: HttpRequest,
+    _: Admitted,
     sources: Data<Sources>,
     order: Json<Order>,
 ) -> HttpResponse {
-    change(&request, &sources, order.into_inner(), Change::Replay).await
+    change(&sources, order.into_inner(), Change::Replay).await
 }
 
 pub(super) async fn discard(
-    request: HttpRequest,
+    _: Admitted,
     sources: Data<Sources>,
     order: Json<Order>,
 ) -> HttpResponse {
-    change(&request, &sources, order.into_inner(), Change::Discard).await
+    change(&sources, order.into_inner(), Change::Discard).await
 }
 
-async fn change(
-    request: &HttpRequest,
-    sources: &Sources,
-    order: Order,
-    change: Change,
-) -> HttpResponse {
-    if let Some(refusal) = sources.refuses(request) {
-        return refusal;
-    }
+async fn change(sources: &Sources, order: Order, change: Change) -> HttpResponse {
     let filter = DeadFilter {
         ids: order.ids,
         aggregate_type: order.aggregate_type,
@@ -150,25 +182,38 @@ async fn change(
     if !filter.is_empty() && order.all {
         return refused("\"all\": true contradicts the conditions beside it");
     }
+    let limit = order.limit.unwrap_or(MOST);
+    if !(1..=MOST).contains(&limit) {
+        return refused(&format!("limit: must be between 1 and {MOST}"));
+    }
+    let (limit, store) = (u64::from(limit), &sources.store);
     let answer = async {
-        let matched = sources.store.dead_count(&filter).await?;
-        let changed = if order.dry_run {
-            0
+        let matched = store.dead_count(&filter).await?;
+        let will = u64::try_from(matched).unwrap_or(0).min(limit);
+        // Asked for before the change: afterwards those that were replayed are not dead either.
+        let named = filter.ids.as_deref().unwrap_or_default();
+        let not_dead = store.not_dead(named).await?;
+        let Changed {
+            changed,
+            passed_over,
+        } = if order.dry_run {
+            Changed::default()
         } else {
-            let limit = u64::from(order.limit.unwrap_or(MOST).min(MOST));
-            let store = &sources.store;
             store
                 .dead_change_all(change, &filter, Some(limit), |_| {})
                 .await?
         };
-        Ok(Changed {
+        Ok(Report {
             dry_run: order.dry_run,
             matched,
+            would_change: order.dry_run.then_some(will),
             changed,
+            passed_over,
+            not_dead,
         })
     };
     match answer.await {
-        Ok(changed) => HttpResponse::Ok().json(changed),
+        Ok(report) => HttpResponse::Ok().json(report),
         Err(error) => unavailable(&error),
     }
 }

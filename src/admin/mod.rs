@@ -42,13 +42,6 @@ struct Sources {
     wake_key: Option<Secret>,
 }
 
-impl Sources {
-    /// Why a request for a dead letter operation is refused, if it is.
-    fn refuses(&self, request: &HttpRequest) -> Option<HttpResponse> {
-        refuses(self.token.as_ref(), "admin.token", bearer(request))
-    }
-}
-
 /// Refuses without a configured secret, and without the right one.
 fn refuses(secret: Option<&Secret>, key: &str, given: Option<&str>) -> Option<HttpResponse> {
     let Some(secret) = secret else {
@@ -124,6 +117,7 @@ pub fn serve(
     let server = HttpServer::new(move || {
         App::new()
             .app_data(Data::new(sources.clone()))
+            .app_data(dead::orders())
             .route("/metrics", get().to(metrics_text))
             .route("/healthz", get().to(healthz))
             .route("/readyz", get().to(readyz))

@@ -8,10 +8,10 @@ use actix_web::web::{Bytes, Data, Query};
 use futures_util::stream;
 use serde::Deserialize;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{ANSWER_TIMEOUT, Sources};
-use crate::relay::outcome::Line;
+use super::{ANSWER_TIMEOUT, Sources, refused};
+use crate::relay::outcome::{Line, WORDS};
 use crate::relay::supervisor::Watch;
 
 /// An empty line now and then keeps the connection open and finds a watcher that is gone.
@@ -24,11 +24,20 @@ pub(super) struct Wanted {
     aggregate_type: Option<String>,
     aggregate_id: Option<String>,
     event_type: Option<String>,
-    /// One or several of the fixed words, by commas.
+    /// One or several of [`WORDS`], by commas.
     outcome: Option<String>,
 }
 
 impl Wanted {
+    /// A word that no outcome has: nothing would ever be shown.
+    fn unknown_word(&self) -> Option<&str> {
+        let words = self.outcome.as_deref()?;
+        words
+            .split(',')
+            .map(str::trim)
+            .find(|word| !WORDS.contains(word))
+    }
+
     fn matches(&self, line: &Line) -> bool {
         let same = |wanted: &Option<String>, found: Option<&str>| {
             wanted.as_deref().is_none_or(|wanted| found == Some(wanted))
@@ -44,13 +53,19 @@ impl Wanted {
 }
 
 pub(super) async fn tail(sources: Data<Sources>, wanted: Query<Wanted>) -> HttpResponse {
+    if let Some(word) = wanted.unknown_word() {
+        let known = WORDS.join(", ");
+        return refused(&format!("outcome: no `{word}`; there are {known}"));
+    }
     let Ok(Ok(outcomes)) = timeout(ANSWER_TIMEOUT, sources.supervisor.send(Watch)).await else {
         return HttpResponse::ServiceUnavailable().body("the supervisor does not answer\n");
     };
     let watch = (outcomes.watch(), wanted.into_inner());
     let lines = stream::unfold(watch, |(mut watch, wanted)| async {
+        // Not renewed by lines that are not wanted: to this watcher they are silence.
+        let deadline = Instant::now() + KEEP_ALIVE;
         let text = loop {
-            match timeout(KEEP_ALIVE, watch.recv()).await {
+            match timeout_at(deadline, watch.recv()).await {
                 Err(_) => break Bytes::from_static(b"\n"),
                 Ok(Ok(line)) if wanted.matches(&line) => break json(&line),
                 Ok(Ok(_)) => {}
@@ -79,6 +94,7 @@ mod tests {
 
     fn line() -> Line {
         Line {
+            at: "2025-11-30T16:24:39.120Z".into(),
             id: 1,
             aggregate_type: "order".into(),
             aggregate_id: "7".into(),
@@ -105,5 +121,11 @@ mod tests {
             assert_eq!(wanted(query).matches(&line()), matches, "{query}");
         }
         assert!(Query::<Wanted>::from_query("aggregate=order").is_err());
+        assert_eq!(wanted("outcome=failed, waits").unknown_word(), None);
+        assert_eq!(
+            wanted("outcome=failed,fialed").unknown_word(),
+            Some("fialed")
+        );
+        assert_eq!(wanted("outcome=").unknown_word(), Some(""));
     }
 }

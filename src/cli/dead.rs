@@ -10,10 +10,14 @@ use serde::Serialize;
 use super::{FAILED, Failure, open_store, print_json};
 use crate::config::Config;
 use crate::event::OneLine;
-use crate::store::{Change, DeadEvent, DeadFilter, EventDetails, MOST_HELD_BACK, Store};
+use crate::store::{
+    Change, Changed, DeadEvent, DeadFilter, EventDetails, MOST_HELD_BACK, NotDead, Store,
+};
 
 /// Events listed unless asked for otherwise.
 const LISTED: u32 = 50;
+/// Named events that are not dead, told one by one.
+const SHOWN_NOT_DEAD: usize = 10;
 /// Characters of a payload shown to people; `--json` has all of it.
 const SHOWN_PAYLOAD: usize = 2_000;
 
@@ -149,7 +153,7 @@ async fn list(store: &Store, list: &List) -> Result<u8, Failure> {
     }
     for event in &listed.events {
         let holds = if event.holds { ", holds" } else { "" };
-        println!(
+        say!(
             "{} {} {}, {}{holds}, {} attempt(s), written {} ago: {}",
             event.id,
             OneLine(&event.aggregate_type),
@@ -160,7 +164,7 @@ async fn list(store: &Store, list: &List) -> Result<u8, Failure> {
             OneLine(event.last_error.as_deref().unwrap_or("")),
         );
     }
-    println!(
+    say!(
         "{} of {} dead event(s)",
         listed.events.len(),
         listed.matched
@@ -186,22 +190,28 @@ async fn show(store: &Store, one: &Show) -> Result<u8, Failure> {
 }
 
 fn print(event: &EventDetails) {
-    println!("event          {}", event.id);
-    println!("status         {}", event.status);
-    println!("aggregate type {}", OneLine(&event.aggregate_type));
-    println!("aggregate id   {}", OneLine(&event.aggregate_id));
-    println!("event type     {}", OneLine(&event.event_type));
-    println!(
+    say!("event          {}", event.id);
+    say!("status         {}", event.status);
+    say!("aggregate type {}", OneLine(&event.aggregate_type));
+    say!("aggregate id   {}", OneLine(&event.aggregate_id));
+    say!("event type     {}", OneLine(&event.event_type));
+    say!(
         "written        {} ({} ago)",
         event.created_at,
         super::age(event.age_seconds)
     );
     if let Some(published_at) = &event.published_at {
-        println!("published      {published_at}");
+        say!("published      {published_at}");
     }
-    println!("attempts       {}", event.attempts);
+    say!("attempts       {}", event.attempts);
     if let Some(error) = &event.last_error {
-        println!("last error     {}", OneLine(error));
+        say!("last error     {}", OneLine(error));
+    }
+    if event.status == "pending" {
+        say!("due            {}", event.next_attempt_at);
+    }
+    if let Some(claim) = &event.claimed_by {
+        say!("claimed by     {}", OneLine(claim));
     }
     for (name, value) in [
         ("correlation id", &event.correlation_id),
@@ -209,7 +219,7 @@ fn print(event: &EventDetails) {
         ("headers       ", &event.headers),
     ] {
         if let Some(value) = value {
-            println!("{name} {}", OneLine(value));
+            say!("{name} {}", OneLine(value));
         }
     }
     if event.status == "dead" {
@@ -219,29 +229,38 @@ fn print(event: &EventDetails) {
             ""
         };
         if event.holds {
-            println!(
+            say!(
                 "holds back     {}{or_more} later event(s) of its aggregate",
                 event.held_back
             );
         } else {
-            println!("holds back     nothing");
+            say!("holds back     nothing");
         }
     }
     let shown: String = event.payload.chars().take(SHOWN_PAYLOAD).collect();
-    println!("payload        {} bytes", event.payload_bytes);
-    println!("{}", OneLine(&shown));
+    say!("payload        {} bytes", event.payload_bytes);
+    say!("{}", OneLine(&shown));
     if shown.len() < event.payload.len() {
-        println!("... (all of it with --json)");
+        say!("... (all of it with --json)");
     }
 }
 
+/// What is said of an order, as JSON.
+#[derive(Serialize)]
+struct Report {
+    dry_run: bool,
+    /// Dead events that fulfil the conditions, whatever the limit.
+    matched: i64,
+    /// Of a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    would_change: Option<u64>,
+    changed: u64,
+    passed_over: u64,
+    /// Events that were named by id and are not dead.
+    not_dead: Vec<NotDead>,
+}
+
 async fn change(store: &Store, order: &Order, change: Change) -> Result<u8, Failure> {
-    #[derive(Serialize)]
-    struct Changed {
-        dry_run: bool,
-        matched: i64,
-        changed: u64,
-    }
     let filter = order.which.filter();
     match (filter.is_empty(), order.all) {
         (true, false) => {
@@ -256,74 +275,92 @@ async fn change(store: &Store, order: &Order, change: Change) -> Result<u8, Fail
     let will = u64::try_from(matched)
         .unwrap_or(0)
         .min(order.limit.unwrap_or(u64::MAX));
-    let changed = if order.dry_run {
-        0
+    // Asked for before the change: afterwards those that were replayed are not dead either.
+    let not_dead = store.not_dead(&order.which.ids).await?;
+    let Changed {
+        changed,
+        passed_over,
+    } = if order.dry_run {
+        Changed::default()
     } else {
-        let progress = std::io::stderr().is_terminal();
-        let step = |done: u64| {
-            if progress {
-                eprint!("\r{done} of {will}");
-            }
-        };
-        let changed = store
-            .dead_change_all(change, &filter, order.limit, step)
-            .await?;
-        if progress && changed > 0 {
-            eprintln!();
-        }
-        changed
+        carry_out(store, change, &filter, order.limit, will).await?
     };
-    let nothing = if order.dry_run {
-        will == 0
-    } else {
-        changed == 0
+    let report = Report {
+        dry_run: order.dry_run,
+        matched,
+        would_change: order.dry_run.then_some(will),
+        changed,
+        passed_over,
+        not_dead,
     };
     if order.json {
-        let dry_run = order.dry_run;
-        print_json(&Changed {
-            dry_run,
-            matched,
-            changed,
-        })?;
+        print_json(&report)?;
     } else {
         let done = match change {
             Change::Replay => "replayed",
             Change::Discard => "discarded",
         };
         if order.dry_run {
-            println!("{will} of {matched} dead event(s) would be {done}");
+            say!("{will} of {matched} dead event(s) would be {done}");
         } else {
-            println!("{done} {changed} of {matched} dead event(s)");
+            say!("{done} {changed} of {matched} dead event(s)");
         }
     }
-    if !order.dry_run && changed < will {
-        eprintln!(
-            "bellwire: {} of them are locked or were changed by somebody else meanwhile",
-            will - changed
-        );
-    }
-    if nothing {
-        explain_nothing(store, &order.which.ids).await?;
-        return Ok(FAILED);
-    }
-    Ok(0)
+    explain(&report, &order.which.ids);
+    let effective = report.would_change.unwrap_or(changed);
+    Ok(if effective == 0 { FAILED } else { 0 })
 }
 
-/// Why nothing matched, for events that were named.
-async fn explain_nothing(store: &Store, ids: &[i64]) -> Result<(), Failure> {
-    eprintln!("bellwire: no dead event matches");
-    for id in ids.iter().take(10) {
-        match store.event(*id).await? {
+async fn carry_out(
+    store: &Store,
+    change: Change,
+    filter: &DeadFilter,
+    limit: Option<u64>,
+    will: u64,
+) -> Result<Changed, Failure> {
+    let progress = std::io::stderr().is_terminal();
+    let step = |done: u64| {
+        if progress {
+            eprint!("\r{done} of {will}");
+        }
+    };
+    let changed = store.dead_change_all(change, filter, limit, step).await;
+    if progress && will > 0 {
+        eprintln!();
+    }
+    let changed = changed.map_err(|error| {
+        anyhow!(
+            "{error}; what was done before that stays done, `bellwire dead list` shows what is left"
+        )
+    })?;
+    Ok(changed)
+}
+
+/// Says why events were left as they are.
+fn explain(report: &Report, named: &[i64]) {
+    if report.passed_over > 0 {
+        eprintln!(
+            "bellwire: {} dead event(s) left as they are: locked, or changed by somebody else meanwhile",
+            report.passed_over
+        );
+    }
+    if report.matched == 0 {
+        eprintln!("bellwire: no dead event matches");
+    }
+    for NotDead { id, status } in report.not_dead.iter().take(SHOWN_NOT_DEAD) {
+        match status {
             None => eprintln!("bellwire: there is no event {id}"),
-            Some(event) => {
-                eprintln!(
-                    "bellwire: event {id} is {}, not dead: left as it is",
-                    event.status
-                );
+            Some(status) => {
+                eprintln!("bellwire: event {id} is {status}, not dead: left as it is");
             }
         }
     }
-    Ok(())
+    if report.not_dead.len() > SHOWN_NOT_DEAD {
+        eprintln!("bellwire: and others that are not dead either");
+    }
+    if report.matched == 0 && report.not_dead.len() < named.len().min(SHOWN_NOT_DEAD) {
+        eprintln!("bellwire: dead ones that were named do not fulfil the other conditions");
+    }
 }
 
 fn misused(reason: &str) -> Failure {

@@ -4,6 +4,8 @@
 //! command line or the configuration is wrong; 3 `run --once` made its pass, but events failed and
 //! will be tried again or were dead-lettered.
 
+use std::fmt::Arguments;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,6 +18,11 @@ use crate::config::{Config, ConfigError};
 use crate::sink::Sink;
 use crate::sink::rabbitmq::RabbitmqSink;
 use crate::store::{Store, StoreError};
+
+/// A line on standard output.
+macro_rules! say {
+    ($($line:tt)+) => { super::write_line(format_args!($($line)+)) };
+}
 
 mod check;
 mod dead;
@@ -94,6 +101,14 @@ enum Failure {
 }
 
 impl Failure {
+    /// In one line, with its causes.
+    fn text(&self) -> String {
+        match self {
+            Self::Other(error) => format!("{error:#}"),
+            other => other.to_string(),
+        }
+    }
+
     fn exit_code(&self) -> u8 {
         match self {
             Self::Config(_)
@@ -113,13 +128,8 @@ pub fn main(cli: Cli) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            let code = failure.exit_code();
-            let text = match &failure {
-                Failure::Other(error) => format!("{error:#}"),
-                other => other.to_string(),
-            };
-            eprintln!("bellwire: {text}");
-            ExitCode::from(code)
+            eprintln!("bellwire: {}", failure.text());
+            ExitCode::from(failure.exit_code())
         }
     }
 }
@@ -165,8 +175,16 @@ fn open_sink(config: &Config) -> Result<Arc<dyn Sink>, Failure> {
 
 fn print_json(report: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string(report).map_err(anyhow::Error::from)?;
-    println!("{text}");
+    write_line(format_args!("{text}"));
     Ok(())
+}
+
+/// Whoever read standard output and left, such as `head`, wants no more: that ends the command without
+/// a word.
+fn write_line(line: Arguments<'_>) {
+    if writeln!(std::io::stdout(), "{line}").is_err() {
+        std::process::exit(FAILED.into());
+    }
 }
 
 /// An age for people, in whole seconds.

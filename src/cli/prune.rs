@@ -12,7 +12,7 @@ use crate::store::{Pruned, Store};
 
 /// Between tries while another replica is at it.
 const ELSEWHERE_PAUSE: Duration = Duration::from_millis(500);
-/// Tries while another replica is at it.
+/// Tries in a row while another replica is at it.
 const ELSEWHERE_TRIES: u32 = 20;
 /// A step that takes too long is halved, down to this.
 const SMALLEST_STEP: u32 = 100;
@@ -52,64 +52,83 @@ pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Fa
         })?;
     let store = open_store(config, "prune")?;
     store.check_shape().await?;
-    let report = if arguments.dry_run {
-        Report {
+    if arguments.dry_run {
+        let matched = store.prunable(keep, MOST_COUNTED).await?;
+        let report = Report {
             dry_run: true,
             pruned: 0,
-            matched: Some(store.prunable(keep, MOST_COUNTED).await?),
-        }
-    } else {
-        let Some(pruned) = prune(&store, keep, config.prune.step).await? else {
-            eprintln!("bellwire: a relay is pruning this outbox already");
-            return Ok(FAILED);
+            matched: Some(matched),
         };
-        Report {
-            dry_run: false,
-            pruned,
-            matched: None,
+        if arguments.json {
+            print_json(&report)?;
+        } else if matched >= i64::from(MOST_COUNTED) {
+            say!("{matched} or more published event(s) would be deleted");
+        } else {
+            say!("{matched} published event(s) would be deleted");
         }
+        return Ok(0);
+    }
+    let (pruned, ended) = prune(&store, keep, config.prune.step).await;
+    let report = Report {
+        dry_run: false,
+        pruned,
+        matched: None,
     };
     if arguments.json {
         print_json(&report)?;
-        return Ok(0);
+    } else {
+        say!("deleted {pruned} published event(s)");
     }
-    match report.matched {
-        Some(matched) if matched >= i64::from(MOST_COUNTED) => {
-            println!("{matched} or more published event(s) would be deleted");
+    match ended? {
+        End::Done => Ok(0),
+        End::Elsewhere => {
+            eprintln!(
+                "bellwire: not all of them: somebody else was pruning all the while, try again later"
+            );
+            Ok(FAILED)
         }
-        Some(matched) => println!("{matched} published event(s) would be deleted"),
-        None => println!("deleted {} published event(s)", report.pruned),
     }
-    Ok(0)
 }
 
-/// Step by step to the end; none if somebody else is at it all the time.
-async fn prune(store: &Store, keep: Duration, step: u32) -> Result<Option<u64>, Failure> {
+enum End {
+    /// Nothing is left to prune.
+    Done,
+    /// Somebody else was at it, again and again.
+    Elsewhere,
+}
+
+/// Step by step to the end. Answers how many are gone, also when it could not go on.
+async fn prune(store: &Store, keep: Duration, step: u32) -> (u64, Result<End, Failure>) {
     let progress = std::io::stderr().is_terminal();
-    let (mut step, mut pruned, mut refused) = (step, 0, 0);
-    loop {
+    let (mut step, mut pruned, mut refused, mut said) = (step, 0, 0, false);
+    let end = loop {
         match store.prune(keep, step).await {
             Ok(Pruned::Rows(rows)) => {
+                refused = 0;
                 pruned += rows;
                 if progress && rows > 0 {
                     eprint!("\r{pruned}");
                 }
                 if rows < u64::from(step) {
-                    if progress && pruned > 0 {
-                        eprintln!();
-                    }
-                    return Ok(Some(pruned));
+                    break Ok(End::Done);
                 }
             }
             Ok(Pruned::Elsewhere) if refused < ELSEWHERE_TRIES => {
+                if !std::mem::replace(&mut said, true) {
+                    eprintln!("bellwire: somebody else is pruning this outbox, waiting for a turn");
+                }
                 refused += 1;
                 tokio::time::sleep(ELSEWHERE_PAUSE).await;
             }
-            Ok(Pruned::Elsewhere) => return Ok((pruned > 0).then_some(pruned)),
+            Ok(Pruned::Elsewhere) => break Ok(End::Elsewhere),
             Err(error) if error.is_timeout() && step > SMALLEST_STEP => {
                 step = (step / 2).max(SMALLEST_STEP);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => break Err(error.into()),
         }
+    };
+    if progress && pruned > 0 {
+        eprintln!();
     }
+    (pruned, end)
 }

@@ -51,35 +51,72 @@ impl Stop {
     }
 }
 
+/// How it went, short of an error at the start.
+enum Carried {
+    /// Told to stop before it began.
+    Never,
+    /// Its own end.
+    Ended(Ending),
+    /// Told to stop twice.
+    Abandoned,
+}
+
 pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Failure> {
-    let mut stop = Stop::new().context("cannot handle signals")?;
-    let store = open_store(&config, &format!("run {}", replica_name(&config)))?;
+    let stop = Stop::new().context("cannot handle signals")?;
+    let replica = replica_name(&config);
+    let store = open_store(&config, &format!("run {replica}"))?;
+    let alerter = Alerter::start(&config.alerts, &replica, &store.names().display());
+    let carried = carry(stop, config, (store, replica), &alerter, arguments.once).await;
+    let done = match carried {
+        Ok(Carried::Never) => Ok(0),
+        Ok(Carried::Ended(ending)) => report(&ending, arguments.once),
+        Ok(Carried::Abandoned) => {
+            return Err(anyhow!(
+                "told to stop twice: ended at once, unrecorded events are published again"
+            )
+            .into());
+        }
+        Err(failure) => Err(failure),
+    };
+    if let Err(failure) = &done {
+        let reason = failure.text();
+        alerter.send(Alert::RelayFailed { reason });
+    }
+    alerter.flush(FLUSH_ALERTS).await;
+    done
+}
+
+async fn carry(
+    mut stop: Stop,
+    config: Config,
+    (store, replica): (Store, String),
+    alerter: &Alerter,
+    once: bool,
+) -> Result<Carried, Failure> {
     let sink = open_sink(&config)?;
     let recorder = metrics::install().context("cannot install the metrics recorder")?;
     tokio::select! {
-        checked = wait_for_outbox(&store, &config.relay, arguments.once) => checked?,
-        () = stop.asked() => return Ok(0),
+        checked = wait_for_outbox(&store, &config.relay, once) => checked?,
+        () = stop.asked() => return Ok(Carried::Never),
     }
-    let address = config.admin.listen.0.filter(|_| !arguments.once);
+    let address = config.admin.listen.0.filter(|_| !once);
     let listener = address
         .map(admin::bind)
         .transpose()
         .map_err(anyhow::Error::from)?;
     let config = Arc::new(config);
-    let replica = replica_name(&config);
     tracing::info!(
         replica,
         table = store.names().display(),
         sink = sink.name(),
         "starting"
     );
-    let alerter = Alerter::start(&config.alerts, &replica, &store.names().display());
     let mut relay = Relay::start(
         store.clone(),
         config.clone(),
         replica,
         (sink, alerter.clone()),
-        arguments.once,
+        once,
     )?;
     let admin = match listener {
         Some(listener) => {
@@ -100,16 +137,12 @@ pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Fail
             relay.drain();
             tokio::select! {
                 ending = relay.ended() => ending,
-                () = stop.asked() => return Err(anyhow!("told to stop twice: ended at once, unrecorded events are published again").into()),
+                () = stop.asked() => return Ok(Carried::Abandoned),
             }
         }
     };
     close(admin).await;
-    if let Some(reason) = ending.error.clone() {
-        alerter.send(Alert::RelayFailed { reason });
-    }
-    alerter.flush(FLUSH_ALERTS).await;
-    report(&ending, arguments.once)
+    Ok(Carried::Ended(ending))
 }
 
 /// Waits for a database that is away, refuses an outbox that is wrong.

@@ -62,13 +62,13 @@ fn print(table: &str, report: &Report) {
     };
     let state = if report.lagging { "LAGGING" } else { "ok" };
     let polls = if report.poll_only { ", poll-only" } else { "" };
-    println!(
+    say!(
         "{table}: {state}, {} pending, {} dead-lettered{polls}",
         count(report.lag.pending),
         count(report.lag.dead)
     );
     if let Some(oldest) = &report.lag.oldest {
-        println!(
+        say!(
             "oldest event {} ({} {}, {}) has waited {}: {}",
             oldest.id,
             OneLine(&oldest.aggregate_type),
@@ -78,7 +78,7 @@ fn print(table: &str, report: &Report) {
             oldest.waits_for
         );
         if let Some(error) = &oldest.last_error {
-            println!("  last error: {}", OneLine(error));
+            say!("  last error: {}", OneLine(error));
         }
     }
     if let Some(writer) = &report.oldest_writer {
@@ -93,12 +93,15 @@ fn print(table: &str, report: &Report) {
         );
     }
     if report.replicas.is_empty() {
-        println!("no relay is running");
+        say!("no relay is running");
         return;
     }
-    println!(
+    say!(
         "{:<40} {:>7} {:>10} {:>8}  state",
-        "replica", "buckets", "up", "lease"
+        "replica",
+        "buckets",
+        "up",
+        "lease"
     );
     for replica in &report.replicas {
         let state = match (
@@ -109,7 +112,7 @@ fn print(table: &str, report: &Report) {
             (true, false) => "connected, cannot publish",
             (false, _) => "gone, to be taken over",
         };
-        println!(
+        say!(
             "{:<40} {:>7} {:>10} {:>8}  {state}",
             replica.name,
             replica.buckets,

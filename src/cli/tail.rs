@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use clap::Args;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use serde::Deserialize;
 use url::Url;
 
 use super::Failure;
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::event::OneLine;
+use crate::relay::outcome::WORDS;
 
 /// Before a relay that is gone is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -22,8 +23,9 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// Watch outcomes.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// Admin port of a relay (give each one of several); `admin.listen` unless given
-    #[arg(long, value_name = "URL")]
+    /// Admin port of a relay, as http://host:port (give each one of several); `admin.listen` unless
+    /// given
+    #[arg(long, value_name = "URL", value_parser = admin_url)]
     url: Vec<Url>,
     /// Only this aggregate type
     #[arg(long, value_name = "TYPE", allow_hyphen_values = true)]
@@ -34,18 +36,25 @@ pub(super) struct Arguments {
     /// Only this event type
     #[arg(long, value_name = "TYPE", allow_hyphen_values = true)]
     event_type: Option<String>,
-    /// Only these outcomes, by commas: published, published-late, failed, dead-lettered, waits,
-    /// behind, breaker-open, unconfirmed, stopping, lease-lost
-    #[arg(long, value_name = "OUTCOMES")]
-    outcome: Option<String>,
+    /// Only these outcomes (several by commas, or given several times)
+    #[arg(long, value_name = "OUTCOME", value_delimiter = ',', value_parser = WORDS)]
+    outcome: Vec<String>,
     /// Print a JSON object a line
     #[arg(long)]
     json: bool,
 }
 
+fn admin_url(text: &str) -> Result<Url, String> {
+    Url::parse(text)
+        .ok()
+        .filter(|url| url.scheme() == "http" && url.host_str().is_some())
+        .ok_or_else(|| "give the address of an admin port, like http://127.0.0.1:9464".to_owned())
+}
+
 /// What a relay sends.
 #[derive(Deserialize)]
 struct Line {
+    at: String,
     id: i64,
     aggregate_type: String,
     aggregate_id: String,
@@ -61,8 +70,9 @@ struct Missed {
 
 pub(super) async fn run(config: &Config, arguments: &Arguments) -> Result<u8, Failure> {
     let urls = if arguments.url.is_empty() {
-        let listen = config.admin.listen.0.ok_or_else(|| {
-            anyhow!("admin.listen is off: name a relay's admin port by --url http://host:port")
+        let listen = config.admin.listen.0.ok_or_else(|| ConfigError::Key {
+            key: "admin.listen".into(),
+            reason: "is off: name a relay's admin port by --url http://host:port".into(),
         })?;
         vec![Url::parse(&format!("http://{listen}")).context("admin.listen")?]
     } else {
@@ -91,11 +101,12 @@ async fn watch(client: &reqwest::Client, mut url: Url, arguments: &Arguments, se
         url.port_or_known_default().unwrap_or_default()
     );
     url.set_path("/tail");
+    let outcome = (!arguments.outcome.is_empty()).then(|| arguments.outcome.join(","));
     for (name, value) in [
         ("aggregate_type", &arguments.aggregate_type),
         ("aggregate_id", &arguments.aggregate_id),
         ("event_type", &arguments.event_type),
-        ("outcome", &arguments.outcome),
+        ("outcome", &outcome),
     ] {
         if let Some(value) = value {
             url.query_pairs_mut().append_pair(name, value);
@@ -106,17 +117,15 @@ async fn watch(client: &reqwest::Client, mut url: Url, arguments: &Arguments, se
     } else {
         String::new()
     };
+    // A relay that stays away is told of once, one that comes and goes each time.
     let mut said = None;
     loop {
-        let end = follow(
-            client,
-            &url,
-            |line| print(line, &from, arguments.json),
-            || {
-                eprintln!("bellwire: watching {place}");
-            },
-        )
-        .await;
+        let begun = || {
+            eprintln!("bellwire: watching {place}");
+            said = None;
+        };
+        let shown = |line: &str| print(line, &from, arguments.json);
+        let end = follow(client, &url, shown, begun).await;
         if said.as_ref() != Some(&end) {
             eprintln!("bellwire: {place}: {end}, trying again");
             said = Some(end);
@@ -167,13 +176,11 @@ fn reason(error: &reqwest::Error) -> String {
 
 fn print(line: &str, from: &str, json: bool) {
     if json {
-        println!("{line}");
+        say!("{line}");
         return;
     }
     if let Ok(Missed { missed }) = serde_json::from_str(line) {
-        println!(
-            "{from}({missed} outcomes were missed: they came faster than they could be shown)"
-        );
+        say!("{from}({missed} outcomes were missed: they came faster than they could be shown)");
         return;
     }
     let Ok(line) = serde_json::from_str::<Line>(line) else {
@@ -184,8 +191,9 @@ fn print(line: &str, from: &str, json: bool) {
         .error
         .map(|error| format!(": {}", OneLine(&error)))
         .unwrap_or_default();
-    println!(
-        "{from}{} {} {}, {}: {}{error}",
+    say!(
+        "{from}{} {} {} {}, {}: {}{error}",
+        OneLine(&line.at),
         line.id,
         OneLine(&line.aggregate_type),
         OneLine(&line.aggregate_id),

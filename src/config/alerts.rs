@@ -10,6 +10,8 @@ use super::{ConfigError, DAY, HOUR, MILLISECOND, Secret, within};
 pub const DEFAULT_ALERTS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Outlasts a deployment or an incident of the receiver; older news would only confuse.
 pub const DEFAULT_GIVE_UP_AFTER: Duration = HOUR;
+/// A broker that merely restarts is no news.
+pub const DEFAULT_BREAKER_AFTER: Duration = Duration::from_secs(10);
 /// A link has to leave room for the text that it follows.
 const MAX_LINK_BYTES: usize = 500;
 
@@ -29,6 +31,9 @@ pub struct AlertsConfig {
     /// An alert that could not be delivered for so long is dropped.
     #[serde(with = "humantime_serde")]
     pub give_up_after: Duration,
+    /// A breaker that closes again within this is no news.
+    #[serde(with = "humantime_serde")]
+    pub breaker_after: Duration,
     /// Put at the end of every text: a dashboard, or what to do.
     pub link: Option<String>,
 }
@@ -41,6 +46,7 @@ impl Default for AlertsConfig {
             webhook_token: None,
             timeout: DEFAULT_ALERTS_TIMEOUT,
             give_up_after: DEFAULT_GIVE_UP_AFTER,
+            breaker_after: DEFAULT_BREAKER_AFTER,
             link: None,
         }
     }
@@ -66,6 +72,12 @@ impl AlertsConfig {
                 return Err(ConfigError::key("alerts.link", reason));
             }
         }
+        within(
+            "alerts.breaker_after",
+            self.breaker_after,
+            Duration::ZERO,
+            DAY,
+        )?;
         within("alerts.timeout", self.timeout, 100 * MILLISECOND, HOUR)?;
         within(
             "alerts.give_up_after",

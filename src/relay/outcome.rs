@@ -2,6 +2,7 @@
 //! whoever watches (`bellwire tail`).
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use serde::Serialize;
 use tokio::sync::broadcast;
@@ -11,6 +12,20 @@ use crate::event::{AggregateKey, EventId, OneLine};
 
 /// Outcomes kept for a watcher that reads slowly; then it misses some, and is told so.
 const WATCH_BUFFER: usize = 4096;
+
+/// The words of [`Result::word`], all of them.
+pub const WORDS: [&str; 10] = [
+    "published",
+    "published-late",
+    "failed",
+    "dead-lettered",
+    "waits",
+    "behind",
+    "breaker-open",
+    "unconfirmed",
+    "stopping",
+    "lease-lost",
+];
 
 /// Which event.
 #[derive(Clone, Debug)]
@@ -85,7 +100,7 @@ impl Result {
         }
     }
 
-    /// One word for filters; a fixed set.
+    /// One word for filters, of [`WORDS`].
     pub fn word(&self) -> &'static str {
         match self {
             Self::Published => "published",
@@ -115,6 +130,8 @@ impl Result {
 /// One line of `bellwire tail`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
+    /// When it was told, by this host's clock.
+    pub at: String,
     /// Outbox id.
     pub id: i64,
     /// Its aggregate type.
@@ -123,7 +140,7 @@ pub struct Line {
     pub aggregate_id: String,
     /// Its event type, if it was read.
     pub event_type: Option<String>,
-    /// One word of a fixed set.
+    /// One word of [`WORDS`].
     pub outcome: &'static str,
     /// In words.
     pub result: String,
@@ -167,6 +184,7 @@ impl Outcomes {
             _ => None,
         };
         let line = Line {
+            at: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
             id: subject.id.0,
             aggregate_type: subject.key.aggregate_type.to_string(),
             aggregate_id: subject.key.aggregate_id.to_string(),

@@ -236,7 +236,12 @@ pub struct Supervisor {
     pub(super) alerter: Alerter,
     /// Dead events that nobody was told of yet.
     pub(super) dead: VecDeque<Died>,
-    pub(super) telling_dead: bool,
+    /// The one of them that is being told.
+    pub(super) telling: Option<Died>,
+    /// Destinations of standing alerts are being asked.
+    pub(super) asking: bool,
+    pub(super) ringing: bool,
+    pub(super) ring_again: bool,
     /// Breakers that are open, and since when: those that stay so are worth an alert.
     pub(super) watched: BTreeMap<Circuit, Instant>,
     generation: Option<Generation>,
@@ -293,7 +298,10 @@ impl Supervisor {
             plan,
             alerter,
             dead: VecDeque::new(),
-            telling_dead: false,
+            telling: None,
+            asking: false,
+            ringing: false,
+            ring_again: false,
             watched: BTreeMap::new(),
             generation: None,
             circuits,
@@ -542,6 +550,7 @@ impl Supervisor {
         let Some(ended) = self.ended.take() else {
             return;
         };
+        self.tell_the_rest();
         let Totals {
             published,
             failed,
@@ -674,10 +683,11 @@ impl Handler<Died> for Supervisor {
 impl Handler<Nudge> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, _: Nudge, _: &mut Self::Context) {
+    fn handle(&mut self, _: Nudge, context: &mut Self::Context) {
         if let Some(generation) = &self.generation {
             generation.claimer.try_send(Wake::default()).ok();
         }
+        self.ring(context);
     }
 }
 

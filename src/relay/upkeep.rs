@@ -4,9 +4,11 @@ use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 
+use super::breaker::State;
 use super::circuits::Circuit;
 use super::supervisor::{Died, Supervisor};
 use crate::alert::{Alert, DeadLetter};
+use crate::config::{PruneConfig, WakeSetting};
 use crate::metrics;
 use crate::store::{Lag, Pruned, Store, StoreError};
 
@@ -19,8 +21,9 @@ const PRUNE_PAUSE: Duration = Duration::from_millis(500);
 /// A step that takes too long is halved, down to this.
 const SMALLEST_STEP: u32 = 100;
 
-/// A breaker that closes again within this is no news: a broker that merely restarts.
-const ALERT_AFTER: Duration = Duration::from_secs(10);
+/// How long the end of a single pass may prune: one that runs each minute has to keep up with what it
+/// publishes, and has to be over before the next one.
+const ONCE_PRUNING: Duration = Duration::from_secs(10);
 /// After a breaker closed, until the others are asked whether theirs are: they probe this often.
 const CLEAR_AFTER: Duration = Duration::from_secs(2);
 /// Dead events that are looked up for their alert. More wait only in a flood, and go untold in detail.
@@ -61,15 +64,22 @@ impl Supervisor {
         let store = self.plan.store.clone();
         let threshold = self.plan.config.lag.alert;
         let prune = self.plan.config.prune.clone();
+        let untold = self.untold();
         let looked = async move {
-            if let Some(keep) = prune.keep.0
-                && let Err(error) = store.prune(keep, prune.step).await
-            {
+            let mut letters = Vec::new();
+            for died in &untold {
+                letters.push(detailed(&store, died).await);
+            }
+            if let Err(error) = prune_for_a_while(&store, &prune).await {
                 tracing::warn!(%error, "pruning failed");
             }
-            check_lag(&store, threshold).await
+            (letters, check_lag(&store, threshold).await)
         };
         context.spawn(looked.into_actor(self).map(|looked, actor, context| {
+            let (letters, looked) = looked;
+            for letter in letters {
+                actor.alerter.send(Alert::DeadLettered(letter));
+            }
             actor.lag_checked(looked, context);
             actor.end(unconfirmed, None, context);
         }));
@@ -91,7 +101,8 @@ impl Supervisor {
         if self.plan.once {
             return;
         }
-        context.run_later(ALERT_AFTER, move |actor, context| {
+        let after = self.plan.config.alerts.breaker_after;
+        context.run_later(after, move |actor, context| {
             if actor.watched.get(&circuit) == Some(&since) {
                 actor.raise(circuit, since, context);
             }
@@ -158,13 +169,42 @@ impl Supervisor {
         }));
     }
 
-    /// Alerts that stand although our breaker is closed, for example of a relay that was killed.
-    fn clear_leftovers(&self, raised: &[String], context: &mut Context<Self>) {
-        for subject in raised {
-            if let Some(circuit) = circuit(subject) {
-                self.clear(circuit, context);
+    /// Alerts that stand although our breaker is closed, for example of a relay that was killed. They are
+    /// taken back only by whoever knows that all is well: a relay that has no events for a destination
+    /// has to ask.
+    fn clear_leftovers(&mut self, raised: &[String], context: &mut Context<Self>) {
+        let well = self.circuits.connection().state() == &State::Closed;
+        if self.plan.once || !well || self.asking {
+            return;
+        }
+        let mut destinations = Vec::new();
+        for circuit in raised.iter().filter_map(|subject| circuit(subject)) {
+            match circuit {
+                _ if self.watched.contains_key(&circuit) => {}
+                Circuit::Connection => self.clear(circuit, context),
+                Circuit::Destination(name) => destinations.push(name),
             }
         }
+        if destinations.is_empty() {
+            return;
+        }
+        self.asking = true;
+        let sink = self.plan.sink.clone();
+        let asked = async move {
+            let mut well = Vec::new();
+            for name in destinations {
+                if sink.probe_destination(&name).await.is_ok() {
+                    well.push(name);
+                }
+            }
+            well
+        };
+        context.spawn(asked.into_actor(self).map(|well, actor, context| {
+            actor.asking = false;
+            for name in well {
+                actor.clear(Circuit::Destination(name), context);
+            }
+        }));
     }
 
     /// What takes no events, for people.
@@ -185,29 +225,64 @@ impl Supervisor {
             let letter = undetailed(&died, self.plan.store.names().display());
             self.alerter.send(Alert::DeadLettered(letter));
         }
-        if self.telling_dead {
+        if self.telling.is_some() {
             return;
         }
         let Some(died) = self.dead.pop_front() else {
             return;
         };
-        self.telling_dead = true;
+        self.telling = Some(died.clone());
         let store = self.plan.store.clone();
-        let told = async move {
-            let found = store.dead_letter(died.subject.id.0).await;
-            let mut letter = match found {
-                Ok(Some(letter)) => letter,
-                // Somebody was quicker, or the database is away: it was dead all the same.
-                Ok(None) | Err(_) => undetailed(&died, store.names().display()),
-            };
-            letter.cause = died.cause;
-            letter.copied_to = died.copied_to.as_deref().map(str::to_owned);
-            letter
-        };
+        let told = async move { detailed(&store, &died).await };
         context.spawn(told.into_actor(self).map(|letter, actor, context| {
-            actor.alerter.send(Alert::DeadLettered(letter));
-            actor.telling_dead = false;
-            actor.tell_dead(context);
+            // Unless the end was quicker.
+            if actor.telling.take().is_some() {
+                actor.alerter.send(Alert::DeadLettered(letter));
+                actor.tell_dead(context);
+            }
+        }));
+    }
+
+    /// Dead events that nobody was told of, which is left to the caller.
+    fn untold(&mut self) -> Vec<Died> {
+        self.telling
+            .take()
+            .into_iter()
+            .chain(self.dead.drain(..))
+            .collect()
+    }
+
+    /// At the end, when nothing is looked up any more.
+    pub(super) fn tell_the_rest(&mut self) {
+        for died in self.untold() {
+            let letter = undetailed(&died, self.plan.store.names().display());
+            self.alerter.send(Alert::DeadLettered(letter));
+        }
+    }
+
+    // ---- wake ------------------------------------------------------------------------------------
+
+    /// Rings for the other relays: whoever wakes one by hand does not know which one owns the event.
+    /// However many ask, one ring is under way and at most one waits.
+    pub(super) fn ring(&mut self, context: &mut Context<Self>) {
+        if self.plan.config.relay.wake == WakeSetting::Poll {
+            return;
+        }
+        if self.ringing {
+            self.ring_again = true;
+            return;
+        }
+        self.ringing = true;
+        let store = self.plan.store.clone();
+        let rung = async move { store.ring().await };
+        context.spawn(rung.into_actor(self).map(|rung, actor, context| {
+            actor.ringing = false;
+            if let Err(error) = rung {
+                tracing::debug!(%error, "the other relays could not be woken");
+            }
+            if std::mem::take(&mut actor.ring_again) {
+                actor.ring(context);
+            }
         }));
     }
 
@@ -296,6 +371,31 @@ fn circuit(subject: &str) -> Option<Circuit> {
     }
     let name = subject.strip_prefix(DESTINATION)?;
     Some(Circuit::Destination(name.into()))
+}
+
+/// Step by step, until nothing is left to prune or the time is over.
+async fn prune_for_a_while(store: &Store, prune: &PruneConfig) -> Result<(), StoreError> {
+    let Some(keep) = prune.keep.0 else {
+        return Ok(());
+    };
+    let began = Instant::now();
+    while began.elapsed() < ONCE_PRUNING
+        && store.prune(keep, prune.step).await? == Pruned::Rows(prune.step.into())
+    {}
+    Ok(())
+}
+
+/// What the database knows of a dead event.
+async fn detailed(store: &Store, died: &Died) -> DeadLetter {
+    let found = store.dead_letter(died.subject.id.0).await;
+    let mut letter = match found {
+        Ok(Some(letter)) => letter,
+        // Somebody was quicker, or the database is away: it was dead all the same.
+        Ok(None) | Err(_) => undetailed(died, store.names().display()),
+    };
+    letter.cause = died.cause;
+    letter.copied_to = died.copied_to.as_deref().map(str::to_owned);
+    letter
 }
 
 /// What the relay itself knows of a dead event.

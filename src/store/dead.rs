@@ -5,11 +5,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::types::ToSql;
 
-use super::{Store, StoreError};
+use super::{LONGEST_AGE, Store, StoreError};
 use crate::alert::DeadLetter;
 
 /// Later events held back are counted up to here.
 pub const MOST_HELD_BACK: i32 = 10_000;
+
+/// Events that were named and are not dead are told one by one up to here.
+pub const MOST_NAMED: i32 = 100;
 
 /// Events changed in one transaction: short, and a replay of many rings often enough.
 const CHANGED_AT_ONCE: u32 = 1_000;
@@ -58,6 +61,24 @@ impl DeadFilter {
     }
 }
 
+/// What became of an order to replay or discard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changed {
+    /// So many were changed.
+    pub changed: u64,
+    /// So many were passed over: locked, or changed by somebody else meanwhile.
+    pub passed_over: u64,
+}
+
+/// An event that was named, but is not dead.
+#[derive(Clone, Debug, Serialize)]
+pub struct NotDead {
+    /// Outbox id.
+    pub id: i64,
+    /// Its status; none if there is no such event.
+    pub status: Option<String>,
+}
+
 /// A dead event, in brief.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeadEvent {
@@ -98,6 +119,10 @@ pub struct EventDetails {
     pub last_error: Option<String>,
     /// Claim under which it failed last.
     pub failed_in: Option<String>,
+    /// Of a pending one: not before this time.
+    pub next_attempt_at: String,
+    /// Claim that has it in hand, or had it last.
+    pub claimed_by: Option<String>,
     /// Of a dead one: does it hold back the later events of its aggregate?
     pub holds: bool,
     /// When it was written.
@@ -132,7 +157,7 @@ impl Store {
         most: u32,
     ) -> Result<Vec<DeadEvent>, StoreError> {
         let rows = self
-            .filtered(&self.queries.dead_list, filter, after, Some(most))
+            .filtered(&self.queries.dead_list, true, filter, after, Some(most))
             .await?;
         Ok(rows
             .iter()
@@ -155,7 +180,7 @@ impl Store {
     /// When the database does not answer or refuses.
     pub async fn dead_count(&self, filter: &DeadFilter) -> Result<i64, StoreError> {
         let rows = self
-            .filtered(&self.queries.dead_count, filter, i64::MIN, None)
+            .filtered(&self.queries.dead_count, true, filter, i64::MIN, None)
             .await?;
         Ok(rows.first().map_or(0, |row| row.get(0)))
     }
@@ -177,39 +202,69 @@ impl Store {
             Change::Replay => &self.queries.dead_replay,
             Change::Discard => &self.queries.dead_discard,
         };
-        let rows = self.filtered(sql, filter, after, Some(most)).await?;
+        let rows = self.filtered(sql, false, filter, after, Some(most)).await?;
         let mut ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
         ids.sort_unstable();
         Ok(ids)
     }
 
     /// The same for up to `limit` events (all, if none), in steps of their own transactions; `done` is
-    /// told how many it were so far. Answers how many were changed.
+    /// told how many it were so far.
+    ///
+    /// A step chooses its events first, so that it is known how many were passed over.
     ///
     /// # Errors
-    /// When the database does not answer or refuses: what was done so far stays done.
+    /// When the database does not answer or refuses: what was done so far stays done. Of a step whose
+    /// connection was lost nobody knows, and it is not tried again: it would take others, beyond the limit.
     pub async fn dead_change_all(
         &self,
         change: Change,
         filter: &DeadFilter,
         limit: Option<u64>,
         mut done: impl FnMut(u64),
-    ) -> Result<u64, StoreError> {
-        let (mut changed, mut after) = (0, i64::MIN);
+    ) -> Result<Changed, StoreError> {
+        let (mut sum, mut after) = (Changed::default(), i64::MIN);
         loop {
-            let left = limit.map_or(u64::MAX, |limit| limit.saturating_sub(changed));
+            let left = limit.map_or(u64::MAX, |limit| limit.saturating_sub(sum.changed));
             let step = u32::try_from(left).unwrap_or(u32::MAX).min(CHANGED_AT_ONCE);
             if step == 0 {
-                return Ok(changed);
+                return Ok(sum);
             }
-            let ids = self.dead_change(change, filter, after, step).await?;
-            let Some(last) = ids.last() else {
-                return Ok(changed);
+            let chosen = self.dead_list(filter, after, step).await?;
+            let Some(last) = chosen.last() else {
+                return Ok(sum);
             };
-            after = *last;
-            changed += ids.len() as u64;
-            done(changed);
+            let of_these = DeadFilter {
+                ids: Some(chosen.iter().map(|event| event.id).collect()),
+                ..filter.clone()
+            };
+            let ids = self.dead_change(change, &of_these, after, step).await?;
+            after = last.id;
+            sum.changed += ids.len() as u64;
+            sum.passed_over += (chosen.len() - ids.len().min(chosen.len())) as u64;
+            done(sum.changed);
         }
+    }
+
+    /// Those of these events that are not dead, at most [`MOST_NAMED`] of them: never touched by replay
+    /// and discard.
+    ///
+    /// # Errors
+    /// When the database does not answer or refuses.
+    pub async fn not_dead(&self, ids: &[i64]) -> Result<Vec<NotDead>, StoreError> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = self
+            .query(&self.queries.dead_not, &[&ids, &MOST_NAMED])
+            .await?;
+        Ok(rows
+            .iter()
+            .map(|row| NotDead {
+                id: row.get("id"),
+                status: row.get("status"),
+            })
+            .collect())
     }
 
     /// All that is known of one event.
@@ -229,6 +284,8 @@ impl Store {
             attempts: row.get("attempts"),
             last_error: row.get("last_error"),
             failed_in: row.get("failed_in"),
+            next_attempt_at: row.get("next_attempt_at"),
+            claimed_by: row.get("claimed_by"),
             holds: row.get("holds"),
             created_at: row.get("created_at"),
             published_at: row.get("published_at"),
@@ -272,15 +329,20 @@ impl Store {
         }))
     }
 
+    /// Runs a statement that has the condition of `dead_filter.sql`. `repeats`: may it run twice?
     async fn filtered(
         &self,
         sql: &str,
+        repeats: bool,
         filter: &DeadFilter,
         after: i64,
         most: Option<u32>,
     ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
-        let older = filter.older_than.map(|age| age.as_secs_f64());
-        let newer = filter.newer_than.map(|age| age.as_secs_f64());
+        let seconds = |age: Duration| age.min(LONGEST_AGE).as_secs_f64();
+        let (older, newer) = (
+            filter.older_than.map(seconds),
+            filter.newer_than.map(seconds),
+        );
         let most = most.map(|most| i32::try_from(most).unwrap_or(i32::MAX));
         let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
             &filter.ids,
@@ -295,6 +357,10 @@ impl Store {
         if let Some(most) = &most {
             parameters.push(most);
         }
-        self.query(sql, &parameters).await
+        if repeats {
+            self.query(sql, &parameters).await
+        } else {
+            self.query_once(sql, &parameters).await
+        }
     }
 }

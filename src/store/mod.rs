@@ -54,7 +54,9 @@ mod shape;
 
 pub use claim::{ClaimAnswer, ClaimRequest, ClaimedRow, Visit};
 pub use connect::{Connector, Notifications};
-pub use dead::{Change, DeadEvent, DeadFilter, EventDetails, MOST_HELD_BACK};
+pub use dead::{
+    Change, Changed, DeadEvent, DeadFilter, EventDetails, MOST_HELD_BACK, MOST_NAMED, NotDead,
+};
 pub use error::StoreError;
 pub use ids::{IdSequence, OldestWriter};
 pub use lag::{Lag, OldestEvent, ReplicaStatus};
@@ -76,6 +78,8 @@ const PRUNE_LOCK_CLASS: i32 = 0x6277_7072;
 
 /// A statement that takes longer is in trouble: claims and marks take milliseconds.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A thousand years: the database refuses times before its calendar, and longer ages mean the same.
+const LONGEST_AGE: Duration = Duration::from_secs(1000 * 365 * 86_400);
 /// Marks, loads and the lag look run beside each other, no more.
 const POOL_SIZE: usize = 4;
 
@@ -194,7 +198,7 @@ macro_rules! queries {
 
 queries! {
     alert_clear, alert_raise, awake, bucket_acquire, bucket_give_up, claim, claim_buckets, dead_count,
-    dead_discard, dead_letter, dead_list, dead_replay, dead_show, go_quiet, id_sequence, lag, lag_change, load, mark_failed,
+    dead_discard, dead_letter, dead_list, dead_not, dead_replay, dead_show, go_quiet, id_sequence, lag, lag_change, load, mark_failed,
     mark_published, mark_waiting, oldest_writer, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
     stay_awake, still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows, writers,
 }
@@ -320,6 +324,18 @@ impl Store {
             }
             answer => answer,
         }
+    }
+
+    /// As [`Self::query`], for a statement that must not run twice: when its connection is lost, nobody
+    /// knows whether it ran.
+    async fn query_once(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
+        let runner = self.connector.runner("").await?;
+        let client = self.pool.get().await?;
+        self.run(&runner, client, sql, parameters).await
     }
 
     async fn run(

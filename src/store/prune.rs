@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{PRUNE_LOCK_CLASS, Store, StoreError};
+use super::{LONGEST_AGE, PRUNE_LOCK_CLASS, Store, StoreError};
 
 /// What a step of pruning did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +21,12 @@ impl Store {
     /// ([`StoreError::is_timeout`]): try a smaller one.
     pub async fn prune(&self, keep: Duration, most: u32) -> Result<Pruned, StoreError> {
         let most = i32::try_from(most).unwrap_or(i32::MAX);
-        let keep = keep.as_secs_f64();
+        let keep = keep.min(LONGEST_AGE).as_secs_f64();
         let rows = self
-            .query(&self.queries.prune, &[&PRUNE_LOCK_CLASS, &keep, &most])
+            .query(
+                &self.queries.prune,
+                &[&PRUNE_LOCK_CLASS, &keep, &most, &self.names.qualified("")],
+            )
             .await?;
         Ok(match rows.first() {
             Some(row) if row.get("mine") => {
@@ -38,7 +41,7 @@ impl Store {
     /// # Errors
     /// When the database does not answer or refuses.
     pub async fn prunable(&self, keep: Duration, most: i32) -> Result<i64, StoreError> {
-        let keep = keep.as_secs_f64();
+        let keep = keep.min(LONGEST_AGE).as_secs_f64();
         let rows = self
             .query(&self.queries.prune_count, &[&keep, &most])
             .await?;

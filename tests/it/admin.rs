@@ -9,6 +9,9 @@ use crate::support::{Proxy, Relay, SOON, World, amqp_url, database_url};
 
 pub const ANY_PORT: (&str, &str) = ("admin.listen", "127.0.0.1:0");
 
+/// For the dead letter operations.
+pub const TOKEN: (&str, &str) = ("admin.token", "t0ken-of-sixteen-letters");
+
 /// Of a relay that was started with [`ANY_PORT`].
 pub async fn address(relay: &Relay) -> String {
     relay.until_logged("admin port open", SOON).await;
@@ -26,8 +29,30 @@ pub async fn address(relay: &Relay) -> String {
 
 /// Status code and body.
 pub async fn get(address: &str, path: &str) -> (u16, String) {
+    request(address, "GET", path, &[], "").await
+}
+
+/// An order for dead events, with [`TOKEN`].
+pub async fn order(address: &str, path: &str, body: &str) -> (u16, String) {
+    let bearer = format!("Authorization: Bearer {}", TOKEN.1);
+    request(address, "POST", path, &[&bearer], body).await
+}
+
+/// Status code and body, with these header lines.
+pub async fn request(
+    address: &str,
+    method: &str,
+    path: &str,
+    headers: &[&str],
+    body: &str,
+) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let headers: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
+    let length = body.len();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
+         Content-Length: {length}\r\n{headers}\r\n{body}"
+    );
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
@@ -269,5 +294,305 @@ async fn a_second_relay_on_the_same_admin_port_is_refused_and_harms_nothing() {
     world.insert(("order", "1"), "Placed", "{}").await;
     assert!(world.next_arrival(SOON).await.is_some());
     until_ready(&address, 200, "", SOON).await;
+    world.clean().await;
+}
+
+const WAKE_KEY: (&str, &str) = ("admin.wake_key", "k3y-of-sixteen-letters");
+
+/// Parts of the token, the wake key and the passwords: no answer has any of them.
+fn assert_tells_no_secret(answer: &str) {
+    for secret in [
+        TOKEN.1,
+        WAKE_KEY.1,
+        "t0ken",
+        "k3y",
+        &database_url(),
+        &amqp_url(),
+    ] {
+        assert!(!answer.contains(secret), "{answer}");
+    }
+}
+
+/// Three dead events, one pending that the first of them holds back, one published.
+async fn three_dead(world: &World) {
+    world
+        .sql(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, status, attempts, last_error)
+             VALUES ('order', '1', 'Placed', '{}', 'dead', 5, 'unroutable: no queue'),
+                    ('order', '2', 'Placed', '{}', 'dead', 0, 'too_large: 1 GB'),
+                    ('invoice', '1', 'Sent', '{}', 'dead', 5, 'unroutable: no queue'),
+                    ('order', '1', 'Paid', '{}', 'pending', 0, NULL),
+                    ('order', '3', 'Paid', '{}', 'published', 0, NULL)",
+        )
+        .await;
+}
+
+const WHOLE: &str = "SELECT string_agg(o::text, E'\\n' ORDER BY id) FROM outbox o";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_over_http_are_what_the_commands_make_of_them() {
+    let world = World::new().await;
+    world.unbind("#").await;
+    three_dead(&world).await;
+    let relay = world.relay(&[ANY_PORT, TOKEN, ("relay.tick", "10m")]);
+    let address = address(&relay).await;
+    until_ready(&address, 200, "", SOON).await;
+    let json = |body: &str| -> serde_json::Value {
+        assert_tells_no_secret(body);
+        serde_json::from_str(body).unwrap_or_else(|_| panic!("{body}"))
+    };
+    let bearer = format!("authorization: bearer {}", TOKEN.1);
+    let look = async |path: &str| request(&address, "GET", path, &[&bearer], "").await;
+
+    let (code, body) = look("/dead?reason=unroutable&limit=1").await;
+    let listed = json(&body);
+    assert_eq!((code, &listed["matched"]), (200, &2.into()));
+    assert_eq!(listed["events"].as_array().unwrap().len(), 1);
+    assert_eq!(listed["events"][0]["id"], 1);
+    let (_, body) = look("/dead?after=1&older_than=0s&newer_than=1h").await;
+    assert_eq!(json(&body)["events"][0]["id"], 2);
+    let (code, body) = look("/dead/1").await;
+    assert_eq!((code, &json(&body)["held_back"]), (200, &1.into()));
+    assert_eq!(look("/dead/99").await.0, 404);
+
+    let before: String = world.one(WHOLE).await;
+    let (code, body) = order(
+        &address,
+        "/dead/discard",
+        r#"{"all": true, "dry_run": true, "limit": 2}"#,
+    )
+    .await;
+    let report = json(&body);
+    assert_eq!((code, &report["would_change"]), (200, &2.into()));
+    assert_eq!(
+        (&report["matched"], &report["changed"]),
+        (&3.into(), &0.into())
+    );
+    for matches_none in [
+        r#"{"ids": []}"#,
+        r#"{"ids": [4, 5, 99, -1]}"#,
+        r#"{"aggregate_id": "1 OR 1=1"}"#,
+        r#"{"aggregate_type": "order", "event_type": "Sent"}"#,
+        r#"{"older_than": "90000years"}"#,
+    ] {
+        let (code, body) = order(&address, "/dead/replay", matches_none).await;
+        let report = json(&body);
+        assert_eq!(
+            (code, &report["changed"]),
+            (200, &0.into()),
+            "{matches_none}"
+        );
+    }
+    assert_eq!(world.one::<String>(WHOLE).await, before);
+
+    let (_, body) = order(&address, "/dead/discard", r#"{"ids": [2, 5, 99]}"#).await;
+    let report = json(&body);
+    assert_eq!(report["changed"], 1);
+    let not_dead =
+        serde_json::json!([{"id": 5, "status": "published"}, {"id": 99, "status": null}]);
+    assert_eq!(report["not_dead"], not_dead);
+    let (_, body) = order(&address, "/dead/replay", r#"{"all": true, "limit": 1}"#).await;
+    assert_eq!(json(&body)["changed"], 1);
+    world
+        .until(
+            "SELECT attempts = 1 AND last_error LIKE 'unroutable%' FROM outbox WHERE id = 1",
+            SOON,
+        )
+        .await;
+    let rest = "SELECT array_agg(status ORDER BY id) = '{pending,discarded,dead,pending,published}' FROM outbox";
+    assert!(
+        world.one::<bool>(rest).await,
+        "{}",
+        world.one::<String>(WHOLE).await
+    );
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_right_token_nothing_is_shown_or_changed() {
+    let world = World::new().await;
+    three_dead(&world).await;
+    let before: String = world.one(WHOLE).await;
+    // Paused by their broker: whatever is changed is changed by a request.
+    let nowhere = ("AMQP_URL", "amqp://guest:guest@127.0.0.1:1/%2f");
+    let closed = world.relay(&[ANY_PORT, nowhere]);
+    let open = world.relay(&[ANY_PORT, TOKEN, WAKE_KEY, nowhere]);
+    let right = format!("Authorization: Bearer {}", TOKEN.1);
+    let of_the_other = format!("Authorization: Bearer {}", WAKE_KEY.1);
+    let basic = format!("Authorization: Basic {}", TOKEN.1);
+    let bare = format!("Authorization: {}", TOKEN.1);
+    let longer = format!("{right}x");
+    let operations = [
+        ("GET", "/dead"),
+        ("GET", "/dead/1"),
+        ("POST", "/dead/replay"),
+        ("POST", "/dead/discard"),
+    ];
+    for (relay, expected) in [(&closed, 403), (&open, 401)] {
+        let address = address(relay).await;
+        for (method, path) in operations {
+            for headers in [
+                [].as_slice(),
+                &["Authorization: Bearer wrong-token-of-sixteen"],
+                &["Authorization: Bearer "],
+                &[&of_the_other],
+                &[&basic],
+                &[&bare],
+                &[&longer],
+            ] {
+                // Neither good orders nor garbage: who may not order is told nothing else.
+                for body in [r#"{"all": true}"#, "garbage"] {
+                    let (code, body) = request(&address, method, path, headers, body).await;
+                    assert_eq!(code, expected, "{method} {path} {headers:?}: {body}");
+                    assert_tells_no_secret(&body);
+                }
+            }
+        }
+    }
+    let (code, body) = request(&address(&closed).await, "GET", "/dead", &[&right], "").await;
+    assert_eq!(code, 403);
+    assert!(body.contains("admin.token is not configured"), "{body}");
+    assert_eq!(world.one::<String>(WHOLE).await, before);
+    for relay in [&open, &closed] {
+        assert_tells_no_secret(&relay.log());
+        for path in ["/status", "/readyz", "/metrics"] {
+            assert_tells_no_secret(&get(&address(relay).await, path).await.1);
+        }
+    }
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_request_is_refused_and_says_why() {
+    let world = World::new().await;
+    three_dead(&world).await;
+    let before: String = world.one(WHOLE).await;
+    let nowhere = ("AMQP_URL", "amqp://guest:guest@127.0.0.1:1/%2f");
+    let relay = world.relay(&[ANY_PORT, TOKEN, nowhere]);
+    let address = address(&relay).await;
+    let long = format!(r#"{{"ids": [{}1]}}"#, "1,".repeat(200_000));
+    for path in ["/dead/replay", "/dead/discard"] {
+        for (body, said) in [
+            ("", "JSON object"),
+            ("garbage", "JSON object"),
+            ("[]", "no condition is given"),
+            ("{}", "no condition is given"),
+            (r#"{"dry_run": true}"#, "no condition is given"),
+            (r#"{"ids": null, "all": false}"#, "no condition is given"),
+            (r#"{"all": true, "reason": "unroutable"}"#, "contradicts"),
+            (r#"{"all": true, "ids": []}"#, "contradicts"),
+            (r#"{"id": 1}"#, "unknown field `id`"),
+            (r#"{"ids": ["1 OR 1=1"]}"#, "invalid type"),
+            (r#"{"ids": [9223372036854775808]}"#, "invalid"),
+            (r#"{"ids": [1], "limit": 0}"#, "between 1 and 10000"),
+            (r#"{"ids": [1], "limit": -1}"#, "invalid value"),
+            (r#"{"ids": [1], "limit": 10001}"#, "between 1 and 10000"),
+            (r#"{"older_than": "soon"}"#, "expected a duration"),
+            (&long, "larger"),
+        ] {
+            let (code, answer) = order(&address, path, body).await;
+            let shown = &body[..body.len().min(60)];
+            assert_eq!(code, 400, "{shown}: {answer}");
+            assert!(answer.contains(said), "{shown}: {answer}");
+        }
+        let bearer = format!("Authorization: Bearer {}", TOKEN.1);
+        let (code, _) = request(&address, "GET", path, &[&bearer], "").await;
+        assert!([404, 405].contains(&code), "GET {path}: {code}");
+        // As curl --data sends it.
+        let form = "Content-Type: application/x-www-form-urlencoded";
+        let (code, answer) = request(
+            &address,
+            "POST",
+            path,
+            &[&bearer, form],
+            r#"{"ids": [1], "dry_run": true}"#,
+        )
+        .await;
+        assert_eq!(code, 200, "{answer}");
+    }
+    let bearer = format!("Authorization: Bearer {}", TOKEN.1);
+    for (path, code) in [
+        ("/dead?agregate_id=1", 400),
+        ("/dead?limit=many", 400),
+        ("/dead?limit=10001", 400),
+        ("/dead/1%20OR%201=1", 404),
+        ("/dead/9223372036854775808", 404),
+        ("/tail?outcome=fialed", 400),
+        ("/tail?outcomes=failed", 400),
+    ] {
+        let (got, answer) = request(&address, "GET", path, &[&bearer], "").await;
+        assert_eq!(got, code, "{path}: {answer}");
+    }
+    assert_eq!(world.one::<String>(WHOLE).await, before);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_has_the_key_wakes_all_relays_and_nobody_else_does() {
+    let mut world = World::new().await;
+    let settings = [ANY_PORT, WAKE_KEY, TOKEN, ("relay.tick", "10m")];
+    let first = world.ready_relay(&settings).await;
+    let second = world.ready_relay(&settings).await;
+    world.until_shares(&[32, 32], SOON).await;
+    world.sql("SET bellwire.ring = off").await;
+    let (address, other) = (address(&first).await, address(&second).await);
+    let right = format!("Authorization: Bearer {}", WAKE_KEY.1);
+    let by_path = format!("/wake/{}", WAKE_KEY.1);
+
+    // Over many aggregates, so that both relays own some. What the change of shares left to do is over
+    // once they stay where they are.
+    world.fill("order", 20, 1).await;
+    while !world.rest(Duration::from_secs(1)).await.is_empty() {
+        world.until_published(SOON).await;
+        world.fill("order", 20, 1).await;
+    }
+    let of_the_other = format!("Authorization: Bearer {}", TOKEN.1);
+    for headers in [
+        [].as_slice(),
+        &["Authorization: Bearer wrong"],
+        &[&of_the_other],
+    ] {
+        let (code, body) = request(&address, "POST", "/wake", headers, "").await;
+        assert_eq!(code, 401, "{body}");
+        assert_tells_no_secret(&body);
+    }
+    for path in ["/wake/wrong", "/wake/", "/wake/%20"] {
+        let (code, body) = request(&address, "POST", path, &[], "").await;
+        assert!([401, 404].contains(&code), "{path}: {code} {body}");
+    }
+    for path in ["/wake", &by_path] {
+        let (code, _) = request(&address, "GET", path, &[&right], "").await;
+        assert!([404, 405].contains(&code), "GET {path}: {code}");
+    }
+    assert!(
+        world.rest(Duration::from_millis(500)).await.is_empty(),
+        "nobody rang"
+    );
+
+    for (at, path, headers) in [
+        (&address, "/wake", [right.as_str()].as_slice()),
+        (&other, by_path.as_str(), &[]),
+    ] {
+        let (code, body) = request(at, "POST", path, headers, "").await;
+        assert_eq!((code, body.as_str()), (202, "awake\n"));
+        assert_eq!(world.arrivals(20, Duration::from_secs(2)).await.len(), 20);
+        world.until_published(SOON).await;
+        world.fill("order", 20, 1).await;
+    }
+    for relay in [&first, &second] {
+        assert_tells_no_secret(&relay.log());
+    }
+
+    let closed = world.relay(&[ANY_PORT]);
+    let (code, body) = request(
+        &self::address(&closed).await,
+        "POST",
+        &by_path,
+        &[&right],
+        "",
+    )
+    .await;
+    assert_eq!(code, 403);
+    assert!(body.contains("admin.wake_key is not configured"), "{body}");
     world.clean().await;
 }

@@ -101,6 +101,7 @@ async fn a_wrong_option_is_named() {
         ("admin.listen", "9464", &["admin.listen", "127.0.0.1:9464"]),
         ("alerts.timeout", "1ms", &["alerts.timeout", "between"]),
         ("alerts.give_up_after", "2d", &["alerts.give_up_after"]),
+        ("alerts.breaker_after", "2d", &["alerts.breaker_after"]),
         ("alerts.link", "dashboard", &["alerts.link", "https://"]),
         ("alerts.slack", "x", &["alerts.slack", "slack_url"]),
         ("log.format", "xml", &["log.format", "json"]),

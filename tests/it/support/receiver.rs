@@ -80,6 +80,11 @@ impl Receiver {
         taken.map(|request| request.body).collect()
     }
 
+    /// Forgets the requests that came so far.
+    pub fn forget(&self) {
+        self.requests.lock().unwrap().clear();
+    }
+
     /// Waits until so many requests came.
     pub async fn until_requests(&self, count: usize, within: Duration) {
         let began = Instant::now();

@@ -136,6 +136,28 @@ impl Relay {
         self.output.lock().unwrap().join("\n")
     }
 
+    /// Lines that it wrote to standard output so far.
+    pub fn printed(&self) -> Vec<String> {
+        self.stdout.lock().unwrap().clone()
+    }
+
+    /// Waits until it has written so many lines to standard output.
+    pub async fn until_printed(&self, lines: usize, within: Duration) -> Vec<String> {
+        let began = Instant::now();
+        loop {
+            let printed = self.printed();
+            if printed.len() >= lines {
+                return printed;
+            }
+            assert!(
+                began.elapsed() < within,
+                "not {lines} lines within {within:?}: {printed:#?}\n{}",
+                self.log()
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Lines of its log that contain this text.
     pub fn logged(&self, text: &str) -> usize {
         self.output
