@@ -58,7 +58,6 @@
 
 pub mod supervisor;
 mod generation;
-mod upkeep;
 pub mod listener;
 pub mod claimer;
 pub mod rounds;

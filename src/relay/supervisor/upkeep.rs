@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 
-use super::breaker::State;
-use super::circuits::Circuit;
-use super::supervisor::{Died, Supervisor};
+use super::{Died, Supervisor};
 use crate::alert::{Alert, DeadLetter};
 use crate::config::{PruneConfig, WakeSetting};
 use crate::metrics;
+use crate::relay::breaker::State;
+use crate::relay::circuits::Circuit;
 use crate::store::{Lag, Pruned, Store, StoreError};
 
 /// The longest time between lag checks: once a minute keeps an idle relay quiet.
