@@ -10,8 +10,9 @@
 -- $9 partitions   $10 rows at most per partition, by number
 -- $11 greatest id that may be taken: under strict order one below it can still appear
 --
--- Answers three kinds of rows:
+-- Answers four kinds of rows:
 --   'row'    a claimed row
+--   'cut'    per bucket the hash (as id) of the first aggregate that a limit left something of
 --   'visit'  per bucket the hash (as id) of the last aggregate visited and how many were ($6 of them:
 --            there are more)
 --   'rest'   flags of why more may be had later: bit 0 an aggregate has rows in hand or more than
@@ -57,7 +58,7 @@ WITH RECURSIVE owned AS MATERIALIZED (
             ORDER BY d.id LIMIT 1) AS held_from
     FROM walk w
 ), candidate AS (
-    SELECT a.bucket, a.step, r.id,
+    SELECT a.bucket, a.step, a.hash, r.id,
            row_number() OVER aggregate_order AS nth,
            bool_and(r.due AND (a.held_from IS NULL OR r.id < a.held_from)) OVER aggregate_order AS free
     FROM aggregate a CROSS JOIN LATERAL (
@@ -72,17 +73,19 @@ WITH RECURSIVE owned AS MATERIALIZED (
     WHERE NOT a.in_hand
     WINDOW aggregate_order AS (PARTITION BY a.bucket, a.step ORDER BY r.id)
 ), placed AS MATERIALIZED (
-    SELECT c.bucket, c.step, c.id, c.nth,
+    SELECT c.bucket, c.step, c.hash, c.id, c.nth,
            row_number() OVER (PARTITION BY c.bucket % $9::int ORDER BY c.step, c.bucket, c.id) AS place
     FROM candidate c
-    WHERE c.free
-), chosen AS MATERIALIZED (
+    WHERE c.free AND c.nth <= $7::int
+), ranked AS MATERIALIZED (
     -- Both cuts go along (step, bucket, id), so they leave a prefix of each aggregate.
-    SELECT p.bucket, p.step, p.id
+    SELECT p.bucket, p.step, p.hash, p.id,
+           p.place <= ($10::int[])[p.bucket % $9::int + 1]
+           AND count(*) FILTER (WHERE p.place <= ($10::int[])[p.bucket % $9::int + 1])
+                   OVER (ORDER BY p.step, p.bucket, p.id ROWS UNBOUNDED PRECEDING) <= $8::int AS fits
     FROM placed p
-    WHERE p.nth <= $7::int AND p.place <= ($10::int[])[p.bucket % $9::int + 1]
-    ORDER BY p.step, p.bucket, p.id
-    LIMIT $8::int
+), chosen AS MATERIALIZED (
+    SELECT r.bucket, r.step, r.id FROM ranked r WHERE r.fits
 ), locked AS MATERIALIZED (
     -- The status is kept from the planner's sight: it would be tempted by a partial index.
     SELECT o.id
@@ -113,9 +116,13 @@ UNION ALL
 SELECT 'visit', w.hash, w.bucket, NULL, NULL, w.step
 FROM (SELECT DISTINCT ON (bucket) bucket, step, hash FROM walk ORDER BY bucket, step DESC) w
 UNION ALL
+-- Where a limit cut the walk short: from there it goes on, so that nobody is passed over.
+SELECT 'cut', k.hash, k.bucket, NULL, NULL, 0
+FROM (SELECT DISTINCT ON (bucket) bucket, hash FROM ranked WHERE NOT fits ORDER BY bucket, step) k
+UNION ALL
 SELECT 'rest', NULL, NULL, NULL, NULL,
        (EXISTS (SELECT FROM aggregate a WHERE a.in_hand)
-        OR EXISTS (SELECT FROM placed p WHERE p.nth > $7::int))::int
-       + ((SELECT count(*) FROM placed p WHERE p.nth <= $7::int) > (SELECT count(*) FROM chosen))::int * 2
+        OR EXISTS (SELECT FROM candidate c WHERE c.free AND c.nth > $7::int))::int
+       + EXISTS (SELECT FROM ranked r WHERE NOT r.fits)::int * 2
        + EXISTS (SELECT FROM taken t WHERE NOT t.whole)::int * 4
        + EXISTS (SELECT FROM candidate c WHERE c.id > $11::bigint)::int * 8

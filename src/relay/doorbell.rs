@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 /// For how long a push keeps writers from ringing. Whatever happens to us, they ring again after it.
-pub const AWAKE: Duration = Duration::from_millis(300);
+pub const AWAKE: Duration = Duration::from_millis(500);
 /// So many events in a [`WINDOW`] make it worth to spare writers the ring: at fewer, being rung is
 /// cheaper for all, and sooner.
 const BUSY_ROWS: usize = 50;
@@ -79,25 +79,24 @@ impl Doorbell {
 
     /// A claim found so many rows; `cut`: it could have had more.
     pub fn claimed(&mut self, rows: usize, cut: bool, now: Instant) {
-        self.pass(now);
         self.found += rows;
-        self.busy |= cut || self.found >= BUSY_ROWS;
-    }
-
-    /// Time passes: what was found long ago keeps nobody busy.
-    fn pass(&mut self, now: Instant) {
         let over = now.saturating_duration_since(self.window);
+        if cut || self.found >= BUSY_ROWS {
+            self.busy = true;
+        }
         if over >= WINDOW {
-            self.busy = self.busy && over < WINDOW * 3 && self.found >= BUSY_ROWS / 2;
+            // By the rate, so that a slow machine is as busy as a fast one.
+            let windows = over.as_secs_f64() / WINDOW.as_secs_f64();
+            let few = (self.found as f64) < windows * BUSY_ROWS as f64 / 2.0;
+            self.busy &= cut || rows >= BUSY_ROWS || !few;
             self.window = now;
             self.found = 0;
         }
     }
 
     /// Is it time to keep writers from ringing (any longer)? Answered by [`Self::pushed`].
-    pub fn push_due(&mut self, now: Instant) -> bool {
+    pub fn push_due(&self, now: Instant) -> bool {
         self.busy
-            && now.saturating_duration_since(self.window) < WINDOW * 3
             && self
                 .pushed_at
                 .is_none_or(|at| now.saturating_duration_since(at) >= AWAKE / 2)
@@ -131,7 +130,6 @@ impl Doorbell {
 
     /// The next thing to do once all that can be seen was claimed.
     pub fn step(&mut self, now: Instant) -> Option<Step> {
-        self.pass(now);
         match &mut self.phase {
             Phase::Asleep => None,
             Phase::Awake { until } => {
@@ -257,7 +255,10 @@ mod tests {
         assert_eq!(doorbell.step(now), Some(Step::Look));
         assert_eq!(doorbell.step(now), None, "one look at a time");
         assert_eq!(doorbell.next_at(), Some(now + PACE));
+        // Looks that find nothing.
+        doorbell.claimed(0, false, now);
         now += WINDOW * 3;
+        doorbell.claimed(0, false, now);
         assert_eq!(doorbell.step(now), Some(Step::List { ours: true }));
         doorbell.listed(None, Vec::new(), now);
         assert_eq!(doorbell.step(now), None);

@@ -7,8 +7,10 @@
 //! Invariants:
 //! - Never more in hand than `most_in_hand`, and never more claimed for a partition than it has
 //!   room for.
-//! - A round that left something behind is followed by another: at once if a limit cut it short,
-//!   after the next return of rows if an aggregate was busy, after a pause if a row was locked.
+//! - A claim that a limit cut short is gone on with from there, in the same round: every aggregate
+//!   has its turn in every round.
+//! - A round that left something behind is followed by another: after the next return of rows if an
+//!   aggregate was busy, after a pause if a row was locked.
 //! - A bucket that is being given up is not claimed from.
 
 use std::collections::BTreeMap;
@@ -232,8 +234,13 @@ impl Rounds {
             let more = visits
                 .get(&number)
                 .filter(|visit| visit.visited >= request.visits);
-            // The hash after the last one; after the greatest there is nothing more.
-            bucket.cursor = more.and_then(|visit| visit.last.checked_add(1));
+            let cut = answer.cuts.iter().find(|(cut, _)| *cut == number);
+            bucket.cursor = match cut {
+                // There was no room for it: nobody is passed over.
+                Some((_, hash)) => Some(*hash),
+                // The hash after the last one; after the greatest there is nothing more.
+                None => more.and_then(|visit| visit.last.checked_add(1)),
+            };
             bucket.open = bucket.cursor.is_some();
             exhausted &= !bucket.open;
         }
@@ -247,8 +254,6 @@ impl Rounds {
         } else {
             self.busy_left |= answer.more_after_mark;
         }
-        // Of a cut claim that took nothing all was locked: the pause for locked rows covers it.
-        self.wanted |= answer.cut && !answer.rows.is_empty();
         self.rows_per_aggregate = if !exhausted {
             ROWS_PER_AGGREGATE
         } else if answer.more_after_mark && !answer.rows.is_empty() {
@@ -350,6 +355,23 @@ mod tests {
         assert_eq!(next.starts, [42]);
         rounds.claimed(&next, &ClaimAnswer::default());
         assert_eq!(rounds.next_claim(), None);
+    }
+
+    #[test]
+    fn a_claim_that_a_limit_cut_short_is_gone_on_with_from_there() {
+        let mut rounds = Rounds::new(8, 500, 10);
+        rounds.set_owned(&[7, 8]);
+        let request = rounds.next_claim().expect("a claim");
+        let answer = ClaimAnswer {
+            cut: true,
+            cuts: vec![(8, -5)],
+            ..found((0..10).map(|id| row(id, 7)).collect())
+        };
+        rounds.claimed(&request, &answer);
+        assert_eq!(rounds.next_claim(), None, "no room");
+        rounds.returned(&[7; 10]);
+        let next = rounds.next_claim().expect("the rest");
+        assert_eq!((next.buckets, next.starts), (vec![8], vec![-5]));
     }
 
     #[test]

@@ -60,9 +60,11 @@ pub struct ClaimAnswer {
     pub rows: Vec<ClaimedRow>,
     /// Buckets in which anything pending was met.
     pub visits: Vec<Visit>,
+    /// Per bucket the hash of the first aggregate that a limit left something of.
+    pub cuts: Vec<(u8, i64)>,
     /// An aggregate has rows in hand, or more rows than were asked for: look again after a mark.
     pub more_after_mark: bool,
-    /// A limit cut the claim short: look again as soon as there is room.
+    /// A limit cut the claim short.
     pub cut: bool,
     /// Somebody holds a row locked: look again after a while.
     pub locked: bool,
@@ -136,6 +138,7 @@ fn read_answer(buckets: &[Row], rows: &[Row]) -> ClaimAnswer {
                 key: AggregateKey::new(row.get(3), row.get(4)),
                 stored_bytes: usize::try_from(row.get::<_, i32>(5)).unwrap_or(0),
             }),
+            "cut" => answer.cuts.push((bucket_of(row, 2), row.get(1))),
             "visit" => answer.visits.push(Visit {
                 bucket: bucket_of(row, 2),
                 last: row.get(1),
