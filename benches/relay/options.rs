@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use clap::builder::ArgPredicate::IsPresent;
 use clap::{Parser, ValueEnum};
 
 use crate::broker::Queue;
@@ -17,15 +16,15 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) quick: bool,
     /// Turns; each figure is the median of its ratios
-    #[arg(long, default_value_t = 3, default_value_if("quick", IsPresent, "1"),
+    #[arg(long, default_value_t = 3, default_value_if("quick", "true", "1"),
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// Events of a drain, ten of each aggregate
-    #[arg(long, default_value_t = 100_000, default_value_if("quick", IsPresent, "5000"),
+    #[arg(long, default_value_t = 100_000, default_value_if("quick", "true", "5000"),
           value_parser = clap::value_parser!(u32).range(100..))]
     pub(crate) rows: u32,
     /// Waiting rows of the largest outbox of claims and memory; the other large ones follow from it
-    #[arg(long, default_value_t = 2_000_000, default_value_if("quick", IsPresent, "40000"),
+    #[arg(long, default_value_t = 2_000_000, default_value_if("quick", "true", "40000"),
           value_parser = clap::value_parser!(u32).range(10_000..))]
     pub(crate) waiting: u32,
     /// Bytes of a body
