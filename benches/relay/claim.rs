@@ -24,7 +24,7 @@ const WARM_UP: usize = 5;
 /// Enough of them to compare, in each turn.
 const BATCHES: usize = 4;
 /// Ends a turn that does not find as many.
-const LONGEST_TURN: Duration = Duration::from_secs(4);
+const LONGEST_TURN: Duration = Duration::from_secs(2);
 
 pub(crate) async fn measure(options: &Options, report: &mut Report) {
     println!(

@@ -13,7 +13,7 @@ const PARTITIONS: [usize; 4] = [1, 2, 4, 8];
 /// Of the rounds of other parts: here it is enough to see a trend.
 const MOST_ROUNDS: u32 = 2;
 /// A drain has so much less than elsewhere, for the same reason.
-const FEWER_ROWS: u32 = 5;
+const FEWER_ROWS: u32 = 10;
 
 pub(crate) async fn measure(options: &Options, report: &mut Report) {
     let rows = options.rows / FEWER_ROWS;
