@@ -1,8 +1,9 @@
 //! How fast a backlog leaves, over how fast this broker and this database do their parts of it alone.
 //!
-//! Where broker, database and relay share the same processors, no relay can be faster than
-//! 1 / (1 / ceiling + 1 / null): the ceiling is the rate at which the broker confirms the same messages from
-//! a bare client, null the rate at which the relay drains the same backlog into nowhere.
+//! Where broker, database and relay share the same processors and keep them busy, a drain takes as long as both
+//! parts one after the other, 1 / (1 / ceiling + 1 / null) events a second: the ceiling is the rate at which
+//! the broker confirms the same messages from a bare client, null the rate at which the relay drains into
+//! nowhere. It can be faster as far as the parts wait (for a disk) rather than compute.
 
 use std::collections::HashMap;
 use std::path::Path;
