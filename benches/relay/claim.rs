@@ -1,4 +1,7 @@
-//! What a claim costs before a large backlog, over the same before a small one.
+//! What it costs to claim a batch, whatever else waits, over the same where little waits.
+//!
+//! A batch is `relay.batch_size` rows that can go. Where others wait beside them that cannot, it may take
+//! several claims to find so many; what one claim takes is told beside, by the name `….one_claim`.
 
 use std::time::{Duration, Instant};
 
@@ -6,97 +9,217 @@ use bellwire::event::BUCKETS;
 use bellwire::relay::rounds::Rounds;
 use bellwire::store::{Session, Store};
 
-use crate::Options;
-use crate::report::{Figure, Report, Target, quantile};
-use crate::world::World;
+use crate::options::Options;
+use crate::report::{Report, Target, quantile};
+use crate::world::{Events, World};
 
 /// Of the sessions here: no part runs longer without a heartbeat.
 pub(crate) const LEASE: Duration = Duration::from_secs(300);
+/// The least that waits, and in all cases what can go.
 const SMALL: u32 = 10_000;
-/// Both outboxes have this many events of each aggregate.
-const ROWS_PER_AGGREGATE: u32 = 10;
-/// Full claims per turn.
-const CLAIMS: usize = 30;
+/// In each turn at least.
+const CLAIMS: usize = 20;
 /// Not measured: caches and plans get warm.
 const WARM_UP: usize = 5;
-/// Claims per turn at most, also those that end a round and are not full.
-const MOST_CLAIMS: usize = 10 * CLAIMS;
-const TARGET: Target = Target::AtMost(2.0);
+/// Enough of them to compare, in each turn.
+const BATCHES: usize = 4;
+/// Ends a turn that does not find as many.
+const LONGEST_TURN: Duration = Duration::from_secs(2);
 
 pub(crate) async fn measure(options: &Options, report: &mut Report) {
     println!(
-        "claim: {} rounds of {CLAIMS} claims, statistics missing, then fresh",
+        "claim: {} rounds of {CLAIMS} claims for each case",
         options.rounds
     );
-    let small = Outbox::new("claim_small", SMALL).await;
-    let large = Outbox::new("claim_large", options.waiting).await;
-    let shared_buffers = small
-        .world
-        .db
-        .query_one("SHOW shared_buffers", &[])
-        .await
-        .expect("SHOW");
-    report.fact("shared_buffers", shared_buffers.get::<_, String>(0));
-    for (statistics, prepare) in [
-        ("no_statistics", None),
-        ("fresh", Some("VACUUM ANALYZE outbox")),
-    ] {
-        let mut turns = Vec::new();
-        for _ in 0..options.rounds {
-            for outbox in [&small, &large] {
-                if let Some(sql) = prepare {
-                    outbox.world.sql(sql).await;
-                }
-            }
-            let before_small = small.claim(options).await;
-            turns.push((large.claim(options).await, before_small));
-        }
-        report.add(Figure {
-            name: format!("claim_flatness.{}_rows.{statistics}", options.waiting),
-            unit: "ms",
-            target: TARGET,
-            turns,
-        });
+    let mut bench = Bench {
+        small: outbox("claim_small").await,
+        large: outbox("claim_large").await,
+        options,
+        report,
+    };
+    bench.small.load(SMALL, options.payload_bytes).await;
+    let sql = "SELECT current_setting('shared_buffers')";
+    let buffers = bench.small.db.query_one(sql, &[]).await.expect("a setting");
+    bench
+        .report
+        .fact("shared_buffers", buffers.get::<_, String>(0));
+    bench.backlog().await;
+    bench.one_aggregate().await;
+    bench.dead_heads().await;
+    bench.due_tomorrow().await;
+    bench.churn().await;
+    bench.small.clean().await;
+    bench.large.clean().await;
+}
+
+async fn outbox(part: &str) -> World {
+    let world = World::new(part).await;
+    // Statistics come when this bench says so, and so does the vacuum.
+    world
+        .sql("ALTER TABLE outbox SET (autovacuum_enabled = off)")
+        .await;
+    world
+}
+
+struct Bench<'a> {
+    small: World,
+    /// Filled anew for most cases.
+    large: World,
+    options: &'a Options,
+    report: &'a mut Report,
+}
+
+impl Bench<'_> {
+    /// Many rows, all of which can go.
+    async fn backlog(&mut self) {
+        let Options {
+            waiting,
+            payload_bytes,
+            ..
+        } = *self.options;
+        self.large.load(waiting, payload_bytes).await;
+        self.turns("no_statistics", 2.0, None).await;
+        self.large.sql("VACUUM ANALYZE outbox").await;
+        self.turns(&format!("{waiting}_rows"), 2.0, VACUUM).await;
     }
-    small.world.clean().await;
-    large.world.clean().await;
-}
 
-struct Outbox {
-    world: World,
-}
-
-impl Outbox {
-    async fn new(part: &str, rows: u32) -> Self {
-        let world = World::new(part).await;
-        // Statistics come when this bench says so.
-        world
-            .sql("ALTER TABLE outbox SET (autovacuum_enabled = off)")
+    /// Many rows of one aggregate, first to be claimed like any other and then behind a dead event.
+    async fn one_aggregate(&mut self) {
+        let rows = self.options.waiting / 2;
+        let hot = Events {
+            aggregates: 1,
+            named: "hot-",
+            ..self.events(rows)
+        };
+        self.refill(&[hot]).await;
+        self.turns("one_aggregate", 2.0, VACUUM).await;
+        self.large
+            .sql(
+                "UPDATE outbox SET status = 'dead', holds = true
+                 WHERE id = (SELECT min(id) FROM outbox WHERE aggregate_id = 'hot-0')",
+            )
             .await;
-        world.load(rows, rows / ROWS_PER_AGGREGATE, 90).await;
-        Self { world }
+        self.turns("dead_row", 2.0, VACUUM).await;
     }
 
-    /// Median of full claims, in milliseconds. What was claimed is released each time, so every
-    /// claim meets the same backlog; the walk goes on from where the one before ended.
-    async fn claim(&self, options: &Options) -> f64 {
-        let store = &self.world.store;
-        let (session, owned) = owning_session(store).await;
-        let most_in_hand = options.partitions * options.window * 2;
-        let mut rounds = Rounds::new(options.partitions, options.batch, most_in_hand);
-        rounds.set_owned(&owned);
-        let mut took = Vec::new();
-        let mut claims = 0;
-        while took.len() < WARM_UP + CLAIMS && claims < MOST_CLAIMS {
-            claims += 1;
-            let (rows, ms) = claim_and_release(store, &session, &mut rounds).await;
-            if rows == options.batch {
-                took.push(ms);
-            }
+    /// Many aggregates that are held back by a dead event each.
+    async fn dead_heads(&mut self) {
+        let aggregates = self.options.waiting / 40;
+        let behind = Events {
+            aggregates,
+            named: "held-",
+            ..self.events(aggregates)
+        };
+        let heads = Events {
+            more: &[("status", "'dead'"), ("holds", "true")],
+            ..behind
+        };
+        self.refill(&[heads, behind]).await;
+        self.turns("dead_heads", 3.0, VACUUM).await;
+    }
+
+    async fn due_tomorrow(&mut self) {
+        let later = Events {
+            named: "later-",
+            more: &[("next_attempt_at", "now() + interval '1 day'")],
+            ..self.events(self.options.waiting / 2)
+        };
+        self.refill(&[later]).await;
+        self.turns("due_tomorrow", 2.0, VACUUM).await;
+    }
+
+    /// Many rows came and went while an old transaction kept their remains from being removed.
+    async fn churn(&mut self) {
+        self.refill(&[]).await;
+        let reader = self.large.client().await;
+        let pin = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM outbox_relay_state";
+        reader.batch_execute(pin).await.expect("a snapshot");
+        let churned = Events {
+            named: "churned-",
+            ..self.events(self.options.waiting / 20 * 3)
+        };
+        self.large.add(churned).await;
+        for change in [
+            "UPDATE outbox SET claimed_by = 'churn', claimed_until = now() WHERE aggregate_id LIKE 'churned-%'",
+            "UPDATE outbox SET status = 'published', published_at = now(), claimed_until = NULL WHERE claimed_by = 'churn'",
+        ] {
+            self.large.sql(change).await;
         }
-        session.leave().await.expect("the session ends");
-        assert!(took.len() > WARM_UP, "no claim was full");
-        quantile(&took[WARM_UP..], 0.5)
+        self.turns("pinned_snapshot", 10.0, VACUUM).await;
+        reader.batch_execute("COMMIT").await.expect("its end");
+        self.turns("snapshot_ended", 2.0, VACUUM).await;
+    }
+
+    fn events<'a>(&self, rows: u32) -> Events<'a> {
+        Events::plain(rows, self.options.payload_bytes)
+    }
+
+    /// What can go, and these beside it, with fresh statistics.
+    async fn refill(&self, more: &[Events<'_>]) {
+        let mut events = vec![self.events(SMALL)];
+        events.extend(more);
+        self.large.refill(&events).await;
+        self.large.sql("VACUUM ANALYZE outbox").await;
+    }
+
+    /// Adds the figures of one case.
+    async fn turns(&mut self, case: &str, at_most: f64, upkeep: Option<&str>) {
+        let (mut batches, mut claims) = (Vec::new(), Vec::new());
+        for _ in 0..self.options.rounds {
+            // The claims of the turns before have left their remains.
+            self.small.sql("VACUUM ANALYZE outbox").await;
+            if let Some(sql) = upkeep {
+                self.large.sql(sql).await;
+            }
+            let small = cost(&self.small.store, self.options).await;
+            let large = cost(&self.large.store, self.options).await;
+            batches.push((large.batch, small.batch));
+            claims.push((large.claim, small.claim));
+        }
+        let name = format!("claim_flatness.{case}");
+        self.report
+            .ratio(&name, "ms", Target::AtMost(at_most), batches);
+        self.report
+            .ratio(name + ".one_claim", "ms", Target::None, claims);
+    }
+}
+
+/// What autovacuum does by itself where it is on.
+const VACUUM: Option<&str> = Some("VACUUM outbox");
+
+/// In milliseconds.
+struct Cost {
+    /// To claim as many rows as one claim may take.
+    batch: f64,
+    /// Of one claim, at the median, whatever it found.
+    claim: f64,
+}
+
+/// What was claimed is released each time, so every claim meets the same backlog; the walk goes on from
+/// where the one before ended.
+async fn cost(store: &Store, options: &Options) -> Cost {
+    let (session, owned) = owning_session(store).await;
+    let mut rounds = Rounds::new(options.partitions, options.batch, options.most_in_hand());
+    rounds.set_owned(&owned);
+    for _ in 0..WARM_UP {
+        claim_and_release(store, &session, &mut rounds).await;
+    }
+    let began = Instant::now();
+    let (mut took, mut rows) = (Vec::new(), 0);
+    while took.len() < CLAIMS || rows < BATCHES * options.batch {
+        if began.elapsed() > LONGEST_TURN {
+            break;
+        }
+        let (claimed, ms) = claim_and_release(store, &session, &mut rounds).await;
+        took.push(ms);
+        rows += claimed;
+    }
+    session.leave().await.expect("the session ends");
+    #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
+    let batches = rows as f64 / options.batch as f64;
+    Cost {
+        batch: took.iter().sum::<f64>() / batches,
+        claim: quantile(&took, 0.5),
     }
 }
 

@@ -1,125 +1,161 @@
-//! How fast a backlog leaves, over how fast this broker confirms the same messages from a bare client.
+//! How fast a backlog leaves, over how fast this broker and this database do their parts of it alone.
+//!
+//! Where broker, database and relay share the same processors and keep them busy, a drain takes as long as both
+//! parts one after the other, 1 / (1 / ceiling + 1 / null) events a second: the ceiling is the rate at which
+//! the broker confirms the same messages from a bare client, null the rate at which the relay drains into
+//! nowhere. It can be faster as far as the parts wait (for a disk) rather than compute.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::path::Path;
-use std::time::Instant;
 
-use lapin::Confirmation;
+use crate::broker::ceiling;
+use crate::options::{Options, Sink};
+use crate::process::{BINARY, Relay};
+use crate::report::{Report, Target};
+use crate::sql_loop;
+use crate::world::World;
 
-use crate::Options;
-use crate::report::{Figure, Report, Target};
-use crate::world::{BINARY, Confirm, Relay, World, body};
+/// What a drain into a queue is set against has so much less to do: it is as fast all along, and the whole
+/// has to end some time.
+const FEWER_ROWS: u32 = 2;
 
-/// Ten events of each in the usual drain.
-const AGGREGATES: u32 = 5_000;
-/// Where a classic queue's throughput stops growing.
-const WINDOW: usize = 500;
-const TARGET: Target = Target::AtLeast(0.5);
+/// What is measured once in each round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    Ceiling(Sink),
+    Drain(Sink),
+    /// The relay of another build, into a classic queue.
+    Other,
+    /// Claims and marks without a relay.
+    Sql,
+}
 
 pub(crate) async fn measure(options: &Options, report: &mut Report) {
     println!(
         "drain: {} rounds of {} events",
         options.rounds, options.rows
     );
+    let steps = steps(options);
     let world = World::new("drain").await;
-    let mut against_ceiling = Vec::new();
-    let mut against_other = Vec::new();
+    let mut rounds = Vec::new();
     for round in 0..options.rounds {
-        // Each goes first in every other round.
-        let ceiling_first = round % 2 == 0;
-        let before = if ceiling_first {
-            Some(ceiling(&world, options).await)
-        } else {
-            None
-        };
-        let drained = drain(&world, Path::new(BINARY), options).await;
-        if let Some(other) = &options.against {
-            against_other.push((drained, drain(&world, other, options).await));
+        let mut order = steps.clone();
+        // Each of two goes first in every other round.
+        if round % 2 == 1 {
+            order.reverse();
         }
-        let ceiling = match before {
-            Some(ceiling) => ceiling,
-            None => ceiling(&world, options).await,
-        };
-        against_ceiling.push((drained, ceiling));
+        let mut rates = HashMap::new();
+        for step in order {
+            let rate = take(step, &world, options).await;
+            println!("  {step:?}: {rate:.0} events/s");
+            rates.insert(step, rate);
+        }
+        rounds.push(rates);
     }
     world.clean().await;
-    report.add(Figure {
-        name: "drain_vs_ceiling.classic".into(),
-        unit: "events/s",
-        target: TARGET,
-        turns: against_ceiling,
-    });
-    if !against_other.is_empty() {
-        report.add(Figure {
-            name: "drain_vs_other_build".into(),
-            unit: "events/s",
-            target: Target::None,
-            turns: against_other,
-        });
-    }
+    add_figures(options, &rounds, report);
 }
 
-/// Events a second of a bare client on one connection, every confirm awaited.
-async fn ceiling(world: &World, options: &Options) -> f64 {
-    world.fresh_queue().await;
-    let publisher = world.publisher().await;
-    let body = body(options.payload_bytes);
-    let mut window = VecDeque::with_capacity(WINDOW);
-    let began = Instant::now();
-    for id in 1..=options.rows {
-        if window.len() == WINDOW {
-            confirmed(window.pop_front()).await;
+fn steps(options: &Options) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for sink in &options.sink {
+        match sink {
+            Sink::Classic | Sink::Quorum => {
+                steps.extend([Step::Ceiling(*sink), Step::Drain(*sink)]);
+            }
+            Sink::Null => steps.extend([Step::Drain(*sink), Step::Sql]),
         }
-        window.push_back(publisher.publish(id, AGGREGATES, body.as_bytes()).await);
+        if *sink == Sink::Classic && options.against.is_some() {
+            steps.push(Step::Other);
+        }
     }
-    while !window.is_empty() {
-        confirmed(window.pop_front()).await;
-    }
-    let took = began.elapsed();
-    publisher.close().await;
-    complete(world, options, "the bare client").await;
-    f64::from(options.rows) / took.as_secs_f64()
+    steps
 }
 
-async fn confirmed(oldest: Option<Confirm>) {
-    let confirm = oldest.expect("the window is not empty").await;
-    let confirm = confirm.expect("the broker answers");
-    assert!(
-        matches!(confirm, Confirmation::Ack(None)),
-        "the broker took no message: {confirm:?}"
-    );
+async fn take(step: Step, world: &World, options: &Options) -> f64 {
+    let rows = options.rows;
+    let fewer = rows / FEWER_ROWS;
+    match step {
+        Step::Ceiling(sink) => {
+            let queue = sink.queue().expect("a ceiling is that of a queue");
+            ceiling(world, queue, fewer, options).await
+        }
+        Step::Drain(Sink::Null) => {
+            drain(Path::new(BINARY), world, Sink::Null, fewer, options).await
+        }
+        Step::Drain(sink) => drain(Path::new(BINARY), world, sink, rows, options).await,
+        Step::Other => {
+            let binary = options.against.as_deref().expect("there is another build");
+            drain(binary, world, Sink::Classic, rows, options).await
+        }
+        Step::Sql => sql_loop::drain(world, fewer, options).await,
+    }
 }
 
-/// Events a second of a relay process, from its first mark to its last by the database's clock.
-async fn drain(world: &World, binary: &Path, options: &Options) -> f64 {
-    world.fresh_queue().await;
-    world
-        .load(options.rows, AGGREGATES, options.payload_bytes)
-        .await;
-    let relay = Relay::start(world, binary, options);
-    world
-        .until("SELECT NOT EXISTS (SELECT FROM outbox WHERE coalesce(status = 'pending', false))")
-        .await;
+fn add_figures(options: &Options, rounds: &[HashMap<Step, f64>], report: &mut Report) {
+    let unit = "events/s";
+    let pairs = |measured: Step, reference: &dyn Fn(&HashMap<Step, f64>) -> f64| {
+        let pair = |rates: &HashMap<Step, f64>| (rates[&measured], reference(rates));
+        rounds.iter().map(pair).collect::<Vec<_>>()
+    };
+    let has = |sink| options.sink.contains(&sink);
+    for (sink, target) in [
+        (Sink::Classic, Target::AtLeast(0.75)),
+        (Sink::Quorum, Target::None),
+    ] {
+        if !has(sink) {
+            continue;
+        }
+        let (label, drained) = (sink.label(), Step::Drain(sink));
+        let ceiling = |rates: &HashMap<Step, f64>| rates[&Step::Ceiling(sink)];
+        let limit = |rates: &HashMap<_, _>| {
+            1.0 / (1.0 / ceiling(rates) + 1.0 / rates[&Step::Drain(Sink::Null)])
+        };
+        if has(Sink::Null) {
+            let name = format!("drain_vs_limit.{label}");
+            report.ratio(name, unit, Target::AtLeast(0.9), pairs(drained, &limit));
+        }
+        let name = format!("drain_vs_ceiling.{label}");
+        report.ratio(name, unit, target, pairs(drained, &ceiling));
+    }
+    if has(Sink::Null) {
+        let turns = pairs(Step::Drain(Sink::Null), &|rates| rates[&Step::Sql]);
+        report.ratio("null_vs_sql", unit, Target::AtLeast(0.8), turns);
+    }
+    if options.against.is_some() && has(Sink::Classic) {
+        let turns = pairs(Step::Drain(Sink::Classic), &|rates| rates[&Step::Other]);
+        report.ratio("drain_vs_other_build", unit, Target::None, turns);
+    }
+}
+
+/// Events a second of relay processes that find this many waiting.
+pub(crate) async fn drain(
+    binary: &Path,
+    world: &World,
+    sink: Sink,
+    rows: u32,
+    options: &Options,
+) -> f64 {
+    if let Some(queue) = sink.queue() {
+        world.fresh_queue(queue).await;
+    }
+    world.load(rows, options.payload_bytes).await;
+    let relays: Vec<Relay> = (0..options.replicas)
+        .map(|_| Relay::of_binary(binary, world, options, sink).start())
+        .collect();
+    world.until_published().await;
+    for relay in relays {
+        relay.stop().await;
+    }
+    if sink.queue().is_some() {
+        world.complete(rows, "the relay").await;
+    }
+    events_a_second(world, rows).await
+}
+
+/// From the first mark to the last by the database's clock.
+pub(crate) async fn events_a_second(world: &World, rows: u32) -> f64 {
     let sql =
         "SELECT extract(epoch FROM max(published_at) - min(published_at))::float8 FROM outbox";
-    let seconds: f64 = world
-        .db
-        .query_one(sql, &[])
-        .await
-        .expect("the marks")
-        .get(0);
-    relay.stop().await;
-    complete(world, options, "the relay").await;
-    f64::from(options.rows) / seconds
-}
-
-/// A figure is worth nothing if messages were lost or sent twice for it.
-async fn complete(world: &World, options: &Options, who: &str) {
-    let queued = world.queued().await;
-    if queued != options.rows {
-        println!(
-            "NOTE: {who} left {queued} messages of {} in the queue",
-            options.rows
-        );
-    }
+    f64::from(rows) / world.number(sql).await
 }

@@ -4,11 +4,10 @@
 //! same percentile: NOTIFY, the claim of one row, publish to consumer.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bellwire::relay::rounds::Rounds;
-use bellwire::store::Session;
+use bellwire::store::{Session, Store};
 use futures_util::StreamExt as _;
 use lapin::Consumer;
 use lapin::options::BasicConsumeOptions;
@@ -18,27 +17,31 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
-use crate::Options;
+use crate::broker::RawPublisher;
 use crate::claim::{LEASE, owning_session};
-use crate::report::{Figure, Report, Target, quantile};
-use crate::world::{AGGREGATE_TYPE, BINARY, EVENT_TYPE, Relay, World, body};
+use crate::options::{Options, Sink};
+use crate::process::Relay;
+use crate::report::{Report, Target, quantile};
+use crate::world::{AGGREGATE_TYPE, EVENT_TYPE, World, body};
 
 /// 200 events a second.
 const PACE: Duration = Duration::from_millis(5);
 /// Ten seconds of them.
 const EVENTS: u32 = 2_000;
+const QUICK_EVENTS: u32 = 100;
 /// Of each step of the floor.
 const SAMPLES: u32 = 400;
+const QUICK_SAMPLES: u32 = 50;
 /// Not measured: caches and plans get warm.
 const WARM_UP: u32 = 50;
 const AGGREGATES: u32 = 1_000;
 const PATIENCE: Duration = Duration::from_secs(30);
-const TARGET: Target = Target::AtMost(3.0);
 
 pub(crate) async fn measure(options: &Options, report: &mut Report) {
     println!(
-        "latency: {} rounds of {EVENTS} events at 200 a second",
-        options.rounds
+        "latency: {} rounds of {} events at 200 a second",
+        options.rounds,
+        options.sized(EVENTS, QUICK_EVENTS)
     );
     let world = World::new("latency").await;
     let writer = Writer::new(&world, options).await;
@@ -52,7 +55,7 @@ pub(crate) async fn measure(options: &Options, report: &mut Report) {
             relayed = relay(&world, &writer, &mut consumer, options).await;
         }
         let floor = [
-            notify(&world, &writer).await,
+            notify(&world, &writer, options).await,
             claim(&world, &writer, options).await,
             publish(&world, &mut consumer, options).await,
         ];
@@ -70,13 +73,13 @@ pub(crate) async fn measure(options: &Options, report: &mut Report) {
     }
     drop(consumer);
     world.clean().await;
-    for (name, target) in [("p50", TARGET), ("p99", Target::None)] {
-        report.add(Figure {
-            name: format!("latency_{name}_vs_floor"),
-            unit: "ms",
-            target,
-            turns: turns.remove(name).unwrap_or_default(),
-        });
+    for (name, target) in [("p50", 1.5), ("p99", 3.0)] {
+        report.ratio(
+            format!("latency_{name}_vs_floor"),
+            "ms",
+            Target::AtMost(target),
+            turns.remove(name).unwrap_or_default(),
+        );
     }
 }
 
@@ -175,9 +178,9 @@ async fn relay(
     options: &Options,
 ) -> Vec<f64> {
     world.sql("TRUNCATE outbox").await;
-    let relay = Relay::start(world, Path::new(BINARY), options);
+    let relay = Relay::of(world, options, Sink::Classic).start();
     relay.until_ready(world).await;
-    let all = WARM_UP + EVENTS;
+    let all = WARM_UP + options.sized(EVENTS, QUICK_EVENTS);
     let writing = async {
         let mut pace = pace();
         let mut committed = HashMap::new();
@@ -205,8 +208,13 @@ async fn relay(
         .collect()
 }
 
+fn samples(options: &Options) -> u32 {
+    options.sized(SAMPLES, QUICK_SAMPLES)
+}
+
 /// From commit to the notification on another connection.
-async fn notify(world: &World, writer: &Writer) -> Vec<f64> {
+async fn notify(world: &World, writer: &Writer, options: &Options) -> Vec<f64> {
+    world.until_rung_for().await;
     let (listener, mut heard) = world
         .store
         .connector()
@@ -223,7 +231,7 @@ async fn notify(world: &World, writer: &Writer) -> Vec<f64> {
     });
     let mut pace = pace();
     let mut took = Vec::new();
-    for number in 0..WARM_UP + SAMPLES {
+    for number in 0..WARM_UP + samples(options) {
         pace.tick().await;
         let (_, committed) = writer.write(number).await;
         let heard = timeout(PATIENCE, times.recv())
@@ -241,17 +249,13 @@ async fn notify(world: &World, writer: &Writer) -> Vec<f64> {
 async fn claim(world: &World, writer: &Writer, options: &Options) -> Vec<f64> {
     world.sql("TRUNCATE outbox").await;
     let (session, owned) = owning_session(&world.store).await;
-    let mut rounds = Rounds::new(
-        options.partitions,
-        options.batch,
-        options.partitions * options.window * 2,
-    );
+    let mut rounds = Rounds::new(options.partitions, options.batch, options.most_in_hand());
     rounds.set_owned(&owned);
     let mut pace = pace();
     let mut took = Vec::new();
     let renewed_every = LEASE / 4;
     let mut renewed = Instant::now();
-    for number in 0..WARM_UP + SAMPLES {
+    for number in 0..WARM_UP + samples(options) {
         pace.tick().await;
         if renewed.elapsed() > renewed_every {
             renewed = Instant::now();
@@ -267,7 +271,7 @@ async fn claim(world: &World, writer: &Writer, options: &Options) -> Vec<f64> {
     took
 }
 
-async fn claim_one(store: &bellwire::store::Store, session: &Session, rounds: &mut Rounds) -> f64 {
+async fn claim_one(store: &Store, session: &Session, rounds: &mut Rounds) -> f64 {
     rounds.wake();
     let request = rounds.next_claim().expect("a round is due");
     let began = Instant::now();
@@ -288,11 +292,11 @@ async fn claim_one(store: &bellwire::store::Store, session: &Session, rounds: &m
 
 /// From a bare client to a consumer.
 async fn publish(world: &World, consumer: &mut Consumer, options: &Options) -> Vec<f64> {
-    let publisher = world.publisher().await;
+    let publisher = RawPublisher::new(world).await;
     let body = body(options.payload_bytes);
     let mut pace = pace();
     let mut took = Vec::new();
-    for number in 0..WARM_UP + SAMPLES {
+    for number in 0..WARM_UP + samples(options) {
         pace.tick().await;
         let began = Instant::now();
         let confirm = publisher.publish(number, AGGREGATES, body.as_bytes()).await;

@@ -1,10 +1,10 @@
-//! Figures: ratios of what was measured in turns, their table and their file.
+//! Figures: ratios of what was measured in turns and a few absolute ones, their table and their file.
 
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::Options;
+use crate::options::Options;
 
 /// Which way is better, and how far one wants to get.
 #[derive(Clone, Copy, Debug)]
@@ -15,66 +15,104 @@ pub(crate) enum Target {
     None,
 }
 
-/// One ratio: a name, what was measured and what it is set against, round by round.
+/// What one thing came to, round by round.
+pub(crate) enum Turns {
+    /// Each round's measured value and what it is set against.
+    Ratios(Vec<(f64, f64)>),
+    /// Each round's value, which is set against nothing.
+    Absolute(Vec<f64>),
+}
+
+/// One line of the table.
 pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) unit: &'static str,
     pub(crate) target: Target,
-    /// Each round's measured value and what it is set against.
-    pub(crate) turns: Vec<(f64, f64)>,
+    pub(crate) turns: Turns,
 }
 
 impl Figure {
-    fn ratios(&self) -> Vec<f64> {
-        let ratio = |(measured, reference): &(f64, f64)| measured / reference;
-        self.turns.iter().map(ratio).collect()
+    /// Each round's ratio, or its value.
+    fn values(&self) -> Vec<f64> {
+        match &self.turns {
+            Turns::Ratios(turns) => turns.iter().map(|turn| turn.0 / turn.1).collect(),
+            Turns::Absolute(turns) => turns.clone(),
+        }
     }
 
-    fn medians(&self) -> (f64, f64) {
-        let (measured, reference): (Vec<f64>, Vec<f64>) = self.turns.iter().copied().unzip();
-        (quantile(&measured, 0.5), quantile(&reference, 0.5))
+    /// Of what was measured, and of what it is set against.
+    fn medians(&self) -> (f64, Option<f64>) {
+        match &self.turns {
+            Turns::Ratios(turns) => {
+                let (measured, reference): (Vec<f64>, Vec<f64>) = turns.iter().copied().unzip();
+                (quantile(&measured, 0.5), Some(quantile(&reference, 0.5)))
+            }
+            Turns::Absolute(turns) => (quantile(turns, 0.5), None),
+        }
     }
 
     fn line(&self) -> String {
-        let ratios = self.ratios();
-        let (measured, reference) = self.medians();
+        let values = self.values();
         let target = match self.target {
             Target::AtLeast(target) => format!(">= {target}"),
             Target::AtMost(target) => format!("<= {target}"),
             Target::None => "-".into(),
         };
+        let of = match self.medians() {
+            (measured, Some(reference)) => {
+                format!(
+                    "{} over {} {}",
+                    short(measured),
+                    short(reference),
+                    self.unit
+                )
+            }
+            (_, None) => self.unit.to_owned(),
+        };
         format!(
-            "{:<38} {:>7.3} {:>7.3} ..{:>7.3} {target:>8}   {} over {} {}",
+            "{:<40} {:>7} {:>7} ..{:>7} {target:>8}   {of}",
             self.name,
-            quantile(&ratios, 0.5),
-            quantile(&ratios, 0.0),
-            quantile(&ratios, 1.0),
-            short(measured),
-            short(reference),
-            self.unit,
+            short(quantile(&values, 0.5)),
+            short(quantile(&values, 0.0)),
+            short(quantile(&values, 1.0)),
         )
     }
 
     fn json(&self) -> Value {
-        let ratios = self.ratios();
+        let values = self.values();
         let (measured, reference) = self.medians();
         let (at_least, at_most) = match self.target {
             Target::AtLeast(target) => (Some(target), None),
             Target::AtMost(target) => (None, Some(target)),
             Target::None => (None, None),
         };
+        let (kind, rounds): (_, Vec<Value>) = match &self.turns {
+            Turns::Ratios(turns) => (
+                "ratio",
+                turns
+                    .iter()
+                    .map(|turn| json!({ "measured": turn.0, "reference": turn.1 }))
+                    .collect(),
+            ),
+            Turns::Absolute(turns) => (
+                "absolute",
+                turns
+                    .iter()
+                    .map(|value| json!({ "measured": value, "reference": null }))
+                    .collect(),
+            ),
+        };
         json!({
             "name": self.name,
-            "median": quantile(&ratios, 0.5),
-            "min": quantile(&ratios, 0.0),
-            "max": quantile(&ratios, 1.0),
+            "kind": kind,
+            "median": quantile(&values, 0.5),
+            "min": quantile(&values, 0.0),
+            "max": quantile(&values, 1.0),
             "target": { "at_least": at_least, "at_most": at_most },
             "unit": self.unit,
             "measured_median": measured,
             "reference_median": reference,
-            "rounds": self.turns.iter().map(|(measured, reference)| {
-                json!({ "measured": measured, "reference": reference })
-            }).collect::<Vec<_>>(),
+            "rounds": rounds,
         })
     }
 }
@@ -93,6 +131,7 @@ impl Report {
         facts.insert("cpus".into(), cpus.into());
         Self {
             settings: json!({
+                "quick": options.quick,
                 "rounds": options.rounds,
                 "rows": options.rows,
                 "waiting": options.waiting,
@@ -100,6 +139,7 @@ impl Report {
                 "partitions": options.partitions,
                 "window": options.window,
                 "batch": options.batch,
+                "replicas": options.replicas,
             }),
             facts,
             figures: Vec::new(),
@@ -111,14 +151,46 @@ impl Report {
         self.facts.insert(name.into(), value.into());
     }
 
-    pub(crate) fn add(&mut self, figure: Figure) {
+    /// A figure that is the ratio of each pair.
+    pub(crate) fn ratio(
+        &mut self,
+        name: impl Into<String>,
+        unit: &'static str,
+        target: Target,
+        turns: Vec<(f64, f64)>,
+    ) {
+        self.add(Figure {
+            name: name.into(),
+            unit,
+            target,
+            turns: Turns::Ratios(turns),
+        });
+    }
+
+    /// A figure that is set against nothing.
+    pub(crate) fn absolute(
+        &mut self,
+        name: impl Into<String>,
+        unit: &'static str,
+        target: Target,
+        turns: Vec<f64>,
+    ) {
+        self.add(Figure {
+            name: name.into(),
+            unit,
+            target,
+            turns: Turns::Absolute(turns),
+        });
+    }
+
+    fn add(&mut self, figure: Figure) {
         println!("{}", figure.line());
         self.figures.push(figure);
     }
 
     pub(crate) fn print(&self) {
         println!(
-            "\n{:<38} {:>7} {:>17} {:>8}",
+            "\n{:<40} {:>7} {:>17} {:>8}",
             "figure", "median", "min .. max", "target"
         );
         for figure in &self.figures {

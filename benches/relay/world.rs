@@ -1,35 +1,91 @@
-//! A schema, an exchange and a queue that nobody else uses, and a relay process on them.
+//! A schema, an exchange and a queue that nobody else uses.
 
-use std::path::Path;
-use std::pin::Pin;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use bellwire::config::DatabaseConfig;
 use bellwire::store::Store;
 use lapin::options::{
-    BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, ExchangeDeleteOptions,
-    QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+    ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions,
+    QueueDeleteOptions,
 };
-use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{
-    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind,
-};
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::process::{Child, Command};
+use lapin::types::{FieldTable, ShortString};
+use lapin::{Channel, Connection, ExchangeKind};
 use tokio_postgres::Client;
 
-use crate::Options;
+use crate::broker::{self, Queue};
 
-/// Longer than a drain takes on a slow machine.
+/// Longer than anything that is waited for takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Between looks at the outbox while a relay drains it: few enough not to be felt.
+/// Between looks at the outbox while a relay works on it: few enough not to be felt.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
-/// The binary that Cargo built for this bench.
-pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_bellwire");
+/// A quorum queue counts with a delay.
+const COUNTED_WITHIN: Duration = Duration::from_secs(5);
 
-fn variable(name: &str) -> String {
+/// Aggregate type of all events here.
+pub(crate) const AGGREGATE_TYPE: &str = "order";
+/// Event type of all events here.
+pub(crate) const EVENT_TYPE: &str = "OrderPlaced";
+/// Of a backlog, unless it is about something else.
+pub(crate) const ROWS_PER_AGGREGATE: u32 = 10;
+
+pub(crate) fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run this by `make bench`"))
+}
+
+/// A JSON object of about this many bytes.
+pub(crate) fn body(bytes: usize) -> String {
+    let frame = r#"{"text": ""}"#.len();
+    format!(
+        r#"{{"text": "{}"}}"#,
+        "x".repeat(bytes.saturating_sub(frame))
+    )
+}
+
+/// Events to write in one statement.
+#[derive(Clone, Copy)]
+pub(crate) struct Events<'a> {
+    pub(crate) rows: u32,
+    /// They take turns.
+    pub(crate) aggregates: u32,
+    /// Their ids begin so.
+    pub(crate) named: &'a str,
+    pub(crate) payload_bytes: usize,
+    /// Further columns, and the expressions for them.
+    pub(crate) more: &'a [(&'a str, &'a str)],
+}
+
+impl Events<'_> {
+    /// As [`World::load`] writes them.
+    pub(crate) fn plain(rows: u32, payload_bytes: usize) -> Self {
+        Self {
+            rows,
+            aggregates: (rows / ROWS_PER_AGGREGATE).max(1),
+            named: "aggregate-",
+            payload_bytes,
+            more: &[],
+        }
+    }
+
+    fn insert(&self) -> String {
+        let (columns, values): (Vec<_>, Vec<_>) = self
+            .more
+            .iter()
+            .map(|(column, value)| (format!(", {column}"), format!(", {value}")))
+            .unzip();
+        // The default of event_id, a random UUID, would take a third of the time.
+        format!(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, event_id{})
+             SELECT '{AGGREGATE_TYPE}', '{}' || n % {}, '{EVENT_TYPE}', '{}',
+                    ('00000000-0000-4000-8000-' || lpad(to_hex(n), 12, '0'))::uuid{}
+             FROM generate_series(1, {}) n",
+            columns.concat(),
+            self.named,
+            self.aggregates,
+            body(self.payload_bytes),
+            values.concat(),
+            self.rows
+        )
+    }
 }
 
 /// See the module's head.
@@ -39,9 +95,12 @@ pub(crate) struct World {
     pub(crate) db: Client,
     pub(crate) channel: Channel,
     connection: Connection,
+    /// What makes the outbox's indexes but that of its key, and their names.
+    indexes: Vec<(String, String)>,
 }
 
 impl World {
+    /// With a classic queue.
     pub(crate) async fn new(part: &str) -> Self {
         let name = format!("bench_{part}_{}", std::process::id());
         let config = DatabaseConfig {
@@ -52,17 +111,22 @@ impl World {
         };
         let store = Store::new(&config, "bellwire bench").expect("DATABASE_URL is a URL");
         store.migrate().await.expect("the outbox can be created");
-        let connection = connect_amqp().await;
+        let connection = broker::connect().await;
         let channel = connection.create_channel().await.expect("a channel");
+        let db = Self::client_of(&name).await;
+        let sql = "SELECT indexname::text, indexdef FROM pg_indexes
+                   WHERE schemaname = $1 AND tablename = 'outbox' AND indexname <> 'outbox_pkey'";
+        let indexes = db.query(sql, &[&name]).await.expect("the indexes");
         let world = Self {
-            db: Self::client_of(&name).await,
+            indexes: indexes.iter().map(|row| (row.get(0), row.get(1))).collect(),
+            db,
             name,
             store,
             channel,
             connection,
         };
         world.declare_exchange().await;
-        world.fresh_queue().await;
+        world.fresh_queue(Queue::Classic).await;
         world
     }
 
@@ -87,6 +151,13 @@ impl World {
         done.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     }
 
+    /// One number.
+    pub(crate) async fn number(&self, sql: &str) -> f64 {
+        let row = self.db.query_one(sql, &[]).await;
+        row.unwrap_or_else(|error| panic!("{sql}: {error:?}"))
+            .get(0)
+    }
+
     async fn declare_exchange(&self) {
         let durable = ExchangeDeclareOptions {
             durable: true,
@@ -99,8 +170,8 @@ impl World {
         declared.await.expect("an exchange");
     }
 
-    /// A new, empty, durable classic queue that gets everything of the exchange.
-    pub(crate) async fn fresh_queue(&self) {
+    /// A new, empty, durable queue that gets everything of the exchange.
+    pub(crate) async fn fresh_queue(&self, queue: Queue) {
         let name = || ShortString::from(self.name.as_str());
         let deleted = self
             .channel
@@ -112,7 +183,7 @@ impl World {
         };
         let declared = self
             .channel
-            .queue_declare(name(), durable, FieldTable::default());
+            .queue_declare(name(), durable, queue.arguments());
         declared.await.expect("a queue");
         let options = QueueBindOptions::default();
         let bound =
@@ -133,16 +204,46 @@ impl World {
         asked.await.expect("the queue is there").message_count()
     }
 
-    /// Empties the outbox and fills it with events, without waking anybody.
-    pub(crate) async fn load(&self, rows: u32, aggregates: u32, payload_bytes: usize) {
-        self.sql("TRUNCATE outbox RESTART IDENTITY").await;
-        let (event_type, body) = (EVENT_TYPE, body(payload_bytes));
+    /// A figure is worth nothing if messages were lost or sent twice for it.
+    pub(crate) async fn complete(&self, rows: u32, who: &str) {
+        let began = Instant::now();
+        let mut queued = self.queued().await;
+        while queued < rows && began.elapsed() < COUNTED_WITHIN {
+            tokio::time::sleep(LOOK_PAUSE).await;
+            queued = self.queued().await;
+        }
+        if queued != rows {
+            println!("NOTE: {who} left {queued} messages of {rows} in the queue");
+        }
+    }
+
+    /// Empties the outbox and fills it with plain events.
+    pub(crate) async fn load(&self, rows: u32, payload_bytes: usize) {
+        self.refill(&[Events::plain(rows, payload_bytes)]).await;
+    }
+
+    /// Empties the outbox and fills it with these events, waking nobody. No relay may run.
+    ///
+    /// The indexes are built afterwards: with them in place, millions of rows would take minutes.
+    pub(crate) async fn refill(&self, events: &[Events<'_>]) {
+        let begun = "TRUNCATE outbox RESTART IDENTITY; SET maintenance_work_mem = '256MB'";
+        self.sql(begun).await;
+        for (index, _) in &self.indexes {
+            self.sql(&format!("DROP INDEX {index}")).await;
+        }
+        for events in events {
+            self.add(*events).await;
+        }
+        for (_, create) in &self.indexes {
+            self.sql(create).await;
+        }
+    }
+
+    /// Writes these events, too, waking nobody.
+    pub(crate) async fn add(&self, events: Events<'_>) {
+        let insert = events.insert();
         self.sql(&format!(
-            "SET bellwire.ring = off;
-             INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
-             SELECT '{AGGREGATE_TYPE}', 'aggregate-' || n % {aggregates}, '{event_type}', '{body}'
-             FROM generate_series(1, {rows}) n;
-             RESET bellwire.ring"
+            "SET bellwire.ring = off; {insert}; RESET bellwire.ring"
         ))
         .await;
     }
@@ -163,17 +264,21 @@ impl World {
         }
     }
 
-    /// A connection and channel of its own in confirm mode.
-    pub(crate) async fn publisher(&self) -> RawPublisher {
-        let connection = connect_amqp().await;
-        let channel = connection.create_channel().await.expect("a channel");
-        let confirms = channel.confirm_select(ConfirmSelectOptions::default());
-        confirms.await.expect("confirm mode");
-        RawPublisher {
-            exchange: self.name.as_str().into(),
-            channel,
-            connection,
-        }
+    /// Waits until nothing is left to publish.
+    pub(crate) async fn until_published(&self) {
+        self.until(
+            "SELECT NOT EXISTS (SELECT FROM outbox WHERE coalesce(status = 'pending' AND claimed_by IS NULL, false))
+                AND NOT EXISTS (SELECT FROM outbox WHERE status = 'pending' AND claimed_by IS NOT NULL)",
+        )
+        .await;
+    }
+
+    /// Waits until no relay keeps writers from ringing.
+    pub(crate) async fn until_rung_for(&self) {
+        self.until(
+            "SELECT last_value < extract(epoch FROM clock_timestamp()) * 1000 FROM outbox_awake_until",
+        )
+        .await;
     }
 
     pub(crate) async fn clean(self) {
@@ -190,128 +295,5 @@ impl World {
             .exchange_delete(name(), ExchangeDeleteOptions::default())
             .await;
         let _ = self.connection.close(200, "done".into()).await;
-    }
-}
-
-async fn connect_amqp() -> Connection {
-    let url = variable("AMQP_URL");
-    let connected = Connection::connect(&url, ConnectionProperties::default());
-    connected.await.expect("the broker answers")
-}
-
-/// Aggregate type of all events here.
-pub(crate) const AGGREGATE_TYPE: &str = "order";
-/// Event type of all events here.
-pub(crate) const EVENT_TYPE: &str = "OrderPlaced";
-
-/// A JSON object of about this many bytes.
-pub(crate) fn body(bytes: usize) -> String {
-    let frame = r#"{"text": ""}"#.len();
-    format!(
-        r#"{{"text": "{}"}}"#,
-        "x".repeat(bytes.saturating_sub(frame))
-    )
-}
-
-/// Ends with the confirm of one message.
-pub(crate) type Confirm = Pin<Box<dyn Future<Output = lapin::Result<Confirmation>> + Send>>;
-
-/// The client library alone, publishing what the relay would publish.
-pub(crate) struct RawPublisher {
-    exchange: ShortString,
-    channel: Channel,
-    connection: Connection,
-}
-
-impl RawPublisher {
-    /// Hands one message to the client, the same as the relay's for event `id`; answers what ends
-    /// with its confirm.
-    pub(crate) async fn publish(&self, id: u32, aggregates: u32, body: &[u8]) -> Confirm {
-        let mandatory = BasicPublishOptions {
-            mandatory: true,
-            immediate: false,
-        };
-        let key = format!("{AGGREGATE_TYPE}.{EVENT_TYPE}").into();
-        let properties = properties(id, aggregates);
-        let exchange = self.exchange.clone();
-        let sent = self
-            .channel
-            .basic_publish(exchange, key, mandatory, body, properties);
-        Box::pin(sent.await.expect("the channel takes it"))
-    }
-
-    pub(crate) async fn close(self) {
-        let _ = self.connection.close(200, "done".into()).await;
-    }
-}
-
-fn properties(id: u32, aggregates: u32) -> BasicProperties {
-    let text = |text: String| AMQPValue::LongString(text.into());
-    let mut headers = FieldTable::default();
-    headers.insert("aggregate_type".into(), text(AGGREGATE_TYPE.into()));
-    headers.insert(
-        "aggregate_id".into(),
-        text(format!("aggregate-{}", id % aggregates)),
-    );
-    headers.insert("attempt".into(), AMQPValue::LongInt(1));
-    BasicProperties::default()
-        .with_content_type("application/json".into())
-        .with_headers(headers)
-        .with_delivery_mode(2)
-        .with_message_id(id.to_string().into())
-        .with_type(EVENT_TYPE.into())
-        .with_app_id("bellwire".into())
-        .with_timestamp(1_700_000_000)
-}
-
-/// A relay as users run it. Killed when dropped.
-pub(crate) struct Relay {
-    child: Child,
-}
-
-impl Relay {
-    /// Starts the process; it carries what is in the world's outbox.
-    pub(crate) fn start(world: &World, binary: &Path, options: &Options) -> Self {
-        let settings = [
-            ("DATABASE__SCHEMA", world.name.clone()),
-            ("RABBITMQ__EXCHANGE", world.name.clone()),
-            ("RELAY__PARTITIONS", options.partitions.to_string()),
-            ("RELAY__WINDOW", options.window.to_string()),
-            ("RELAY__BATCH_SIZE", options.batch.to_string()),
-            ("ADMIN__LISTEN", "off".to_owned()),
-            ("LOG__LEVEL", "warn".to_owned()),
-        ];
-        let foreign = std::env::vars_os().filter(|(name, _)| {
-            // Somebody's own options would make the figures theirs.
-            !name.to_string_lossy().starts_with("BELLWIRE_")
-        });
-        let child = Command::new(binary)
-            .arg("run")
-            .env_clear()
-            .envs(foreign)
-            .envs(settings.map(|(name, value)| (format!("BELLWIRE_{name}"), value)))
-            .current_dir(std::env::temp_dir())
-            .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the binary starts");
-        Self { child }
-    }
-
-    /// Waits until it owns all buckets and can publish.
-    pub(crate) async fn until_ready(&self, world: &World) {
-        let owns_all =
-            "SELECT count(*) = 64 FROM outbox_bucket JOIN outbox_replica USING (token) WHERE ready";
-        world.until(owns_all).await;
-    }
-
-    /// Asks for the orderly end and waits for it.
-    pub(crate) async fn stop(mut self) {
-        let pid = self
-            .child
-            .id()
-            .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        kill_process(pid.expect("it runs"), Signal::TERM).expect("it can be signalled");
-        self.child.wait().await.expect("it ends");
     }
 }

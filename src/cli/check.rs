@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 
-use super::{FAILED, Failure, open_sink, open_store, print_json};
-use crate::config::{Config, WakeSetting};
+use super::{FAILED, Failure, TO_NOWHERE, open_sink, open_store, print_json};
+use crate::config::{Config, SinkSetting, WakeSetting};
 use crate::relay::listener::POOLED;
 use crate::store::{Pooling, Store, StoreError};
 
@@ -80,19 +80,26 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         };
         line("notifications", heard);
     }
-    let sink = open_sink(config)?;
-    let probed = sink.probe().await.map_err(|error| error.message);
-    if line("rabbitmq", probed.map(|()| "connected".to_owned())) {
-        let (primary, letters) = config.router()?.destinations();
-        for name in primary.iter().chain(&letters) {
-            let probed = sink.probe_destination(name).await;
-            let found = probed
-                .map(|found| format!("'{name}' exists ({found})"))
-                .map_err(|error| error.message);
-            line("exchange", found);
+    match config.relay.sink {
+        SinkSetting::Null => {
+            line("sink", Ok(TO_NOWHERE.to_owned()));
+        }
+        SinkSetting::Rabbitmq => {
+            let sink = open_sink(config)?;
+            let probed = sink.probe().await.map_err(|error| error.message);
+            if line("rabbitmq", probed.map(|()| "connected".to_owned())) {
+                let (primary, letters) = config.router()?.destinations();
+                for name in primary.iter().chain(&letters) {
+                    let probed = sink.probe_destination(name).await;
+                    let found = probed
+                        .map(|found| format!("'{name}' exists ({found})"))
+                        .map_err(|error| error.message);
+                    line("exchange", found);
+                }
+            }
+            sink.close().await;
         }
     }
-    sink.close().await;
     match crate::alert::endpoints(&config.alerts) {
         Ok(endpoints) if endpoints.is_empty() => {}
         Ok(endpoints) => {

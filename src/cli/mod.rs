@@ -14,8 +14,9 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, SinkSetting};
 use crate::sink::Sink;
+use crate::sink::null::NullSink;
 use crate::sink::rabbitmq::RabbitmqSink;
 use crate::store::{Store, StoreError};
 
@@ -167,10 +168,19 @@ fn open_store(config: &Config, command: &str) -> Result<Store, StoreError> {
     Store::new(&config.database, &format!("bellwire {command}"))
 }
 
+/// What a null sink means to somebody who did not mean it.
+const TO_NOWHERE: &str = "relay.sink is \"null\": events go nowhere and are marked as published. This is for benches \
+                          and trials; set it to \"rabbitmq\" to deliver them";
+
 fn open_sink(config: &Config) -> Result<Arc<dyn Sink>, Failure> {
-    let sink = RabbitmqSink::new(config.rabbitmq.clone())
-        .map_err(|error| anyhow::anyhow!("{}", error.message))?;
-    Ok(sink)
+    match config.relay.sink {
+        SinkSetting::Rabbitmq => {
+            let sink = RabbitmqSink::new(config.rabbitmq.clone())
+                .map_err(|error| anyhow::anyhow!("{}", error.message))?;
+            Ok(sink)
+        }
+        SinkSetting::Null => Ok(Arc::new(NullSink::new())),
+    }
 }
 
 fn print_json(report: &impl Serialize) -> Result<(), Failure> {

@@ -7,9 +7,9 @@ use anyhow::{Context as _, anyhow};
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{EVENTS_FAILED, FAILED, Failure, open_sink, open_store, replica_name};
+use super::{EVENTS_FAILED, FAILED, Failure, TO_NOWHERE, open_sink, open_store, replica_name};
 use crate::alert::{Alert, Alerter};
-use crate::config::{Config, Ordering, RelayConfig, WakeSetting};
+use crate::config::{Config, Ordering, RelayConfig, SinkSetting, WakeSetting};
 use crate::relay::Relay;
 use crate::relay::supervisor::Ending;
 use crate::store::{SilentTrigger, Store, StoreError};
@@ -111,6 +111,9 @@ async fn carry(
         sink = sink.name(),
         "starting"
     );
+    if config.relay.sink == SinkSetting::Null {
+        tracing::warn!("{TO_NOWHERE}");
+    }
     let mut relay = Relay::start(
         store.clone(),
         config.clone(),

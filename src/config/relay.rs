@@ -67,6 +67,29 @@ impl TryFrom<String> for Ordering {
     }
 }
 
+/// Where events are carried to.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub enum SinkSetting {
+    /// The broker of `[rabbitmq]`.
+    #[default]
+    Rabbitmq,
+    /// Nowhere: every event counts as delivered. For benches and trials.
+    Null,
+}
+
+impl TryFrom<String> for SinkSetting {
+    type Error = String;
+
+    fn try_from(value: String) -> Result<Self, String> {
+        match value.as_str() {
+            "rabbitmq" => Ok(Self::Rabbitmq),
+            "null" => Ok(Self::Null),
+            _ => Err(format!("must be `rabbitmq` or `null`, is `{value}`")),
+        }
+    }
+}
+
 /// `[relay]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -89,6 +112,8 @@ pub struct RelayConfig {
     pub tick: Duration,
     /// What "in order" means for writers that overlap on one aggregate.
     pub ordering: Ordering,
+    /// Where events are carried to.
+    pub sink: SinkSetting,
     /// How long a stop may take.
     #[serde(with = "humantime_serde")]
     pub grace: Duration,
@@ -105,6 +130,7 @@ impl Default for RelayConfig {
             wake: WakeSetting::default(),
             tick: DEFAULT_TICK,
             ordering: Ordering::default(),
+            sink: SinkSetting::default(),
             grace: DEFAULT_GRACE,
         }
     }

@@ -82,6 +82,7 @@ async fn a_wrong_option_is_named() {
             &["rabbitmq.confirm_timeout", "shorter than relay.lease"],
         ),
         ("relay.name", "a\nb", &["relay.name"]),
+        ("relay.sink", "nul", &["relay.sink", "`rabbitmq` or `null`"]),
         (
             "retry.max_attempts",
             "0",

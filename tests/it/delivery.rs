@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Ledger, SOON, World};
+use crate::support::{Ledger, SOON, UNSET, World};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rolled_back_inserts_are_never_seen_and_gaps_are_not_waited_for() {
@@ -153,5 +153,33 @@ async fn one_pass_claims_nothing_without_its_exchange_or_broker() {
         .one("SELECT status = 'pending' AND attempts = 0 AND claimed_by IS NULL FROM outbox")
         .await;
     assert!(untouched);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_null_sink_delivers_nothing_needs_no_broker_and_says_so() {
+    let mut world = World::new().await;
+    let null = [("relay.sink", "null"), ("AMQP_URL", UNSET)];
+    world.fill("order", 100, 10).await;
+    let (said, logged) = one_pass(&world, &null, 0).await;
+    assert!(said.starts_with("published 1000,"), "{said}");
+    assert!(
+        logged.contains("WARN") && logged.contains("events go nowhere"),
+        "{logged}"
+    );
+    world.until_published(SOON).await;
+    let delivered = world.insert(("order", "1"), "Placed", "{}").await;
+    one_pass(&world, &[], 0).await;
+    assert_eq!(world.arrivals(1, SOON).await[0].id, delivered);
+
+    let checked = world.command(&null, &["check"]).await;
+    assert_eq!(checked.status.code(), Some(0), "{}", checked.stdout);
+    assert!(
+        checked.stdout.contains("relay.sink") && checked.stdout.contains("go nowhere"),
+        "{}",
+        checked.stdout
+    );
+    let checked = world.command(&[], &["check"]).await;
+    assert!(!checked.stdout.contains("nowhere"), "{}", checked.stdout);
     world.clean().await;
 }
