@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{FAILED, Failure, open_sink, open_store, print_json};
-use crate::config::{Config, WakeSetting};
+use crate::config::{Config, SinkSetting, WakeSetting};
 use crate::relay::listener::POOLED;
 use crate::store::{Pooling, Store, StoreError};
 
@@ -82,14 +82,18 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
     }
     let sink = open_sink(config)?;
     let probed = sink.probe().await.map_err(|error| error.message);
-    if line("rabbitmq", probed.map(|()| "connected".to_owned())) {
+    let (transport, kind) = match config.relay.sink {
+        SinkSetting::Rabbitmq => ("rabbitmq", "exchange"),
+        SinkSetting::Jetstream => ("jetstream", "stream"),
+    };
+    if line(transport, probed.map(|()| "connected".to_owned())) {
         let (primary, letters) = config.router()?.destinations();
         for name in primary.iter().chain(&letters) {
             let probed = sink.probe_destination(name).await;
             let found = probed
                 .map(|found| format!("'{name}' exists ({found})"))
                 .map_err(|error| error.message);
-            line("exchange", found);
+            line(kind, found);
         }
     }
     sink.close().await;

@@ -12,9 +12,10 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
 
-use crate::config::{Config, ConfigError};
-use crate::sink::Sink;
+use crate::config::{Config, ConfigError, SinkSetting};
+use crate::sink::jetstream::JetstreamSink;
 use crate::sink::rabbitmq::RabbitmqSink;
+use crate::sink::{Sink, SinkError};
 use crate::store::{Store, StoreError};
 
 mod check;
@@ -52,7 +53,7 @@ pub struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Environment: DATABASE_URL and AMQP_URL; any other option as BELLWIRE_<SECTION>__<KEY>, for example
+Environment: DATABASE_URL and AMQP_URL (or NATS_URL); any other option as BELLWIRE_<SECTION>__<KEY>, for example
 BELLWIRE_RELAY__BATCH_SIZE=100. The environment wins over the file. With _FILE after its name, as
 in DATABASE_URL_FILE=/run/secrets/url, a variable names a file that holds the value.
 
@@ -158,9 +159,11 @@ fn open_store(config: &Config, command: &str) -> Result<Store, StoreError> {
 }
 
 fn open_sink(config: &Config) -> Result<Arc<dyn Sink>, Failure> {
-    let sink = RabbitmqSink::new(config.rabbitmq.clone())
-        .map_err(|error| anyhow::anyhow!("{}", error.message))?;
-    Ok(sink)
+    let sink: Result<Arc<dyn Sink>, SinkError> = match config.relay.sink {
+        SinkSetting::Rabbitmq => RabbitmqSink::new(config.rabbitmq.clone()).map(|sink| sink as _),
+        SinkSetting::Jetstream => JetstreamSink::new(config).map(|sink| sink as _),
+    };
+    sink.map_err(|error| anyhow::anyhow!("{}", error.message).into())
 }
 
 fn print_json(report: &impl Serialize) -> Result<(), Failure> {

@@ -44,6 +44,29 @@ impl TryFrom<String> for WakeSetting {
     }
 }
 
+/// Where events go.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub enum SinkSetting {
+    /// An exchange of RabbitMQ: `[rabbitmq]`.
+    #[default]
+    Rabbitmq,
+    /// A stream of NATS JetStream: `[jetstream]`.
+    Jetstream,
+}
+
+impl TryFrom<String> for SinkSetting {
+    type Error = String;
+
+    fn try_from(value: String) -> Result<Self, String> {
+        match value.as_str() {
+            "rabbitmq" => Ok(Self::Rabbitmq),
+            "jetstream" => Ok(Self::Jetstream),
+            _ => Err(format!("must be `rabbitmq` or `jetstream`, is `{value}`")),
+        }
+    }
+}
+
 /// What "in order" means for writers that overlap on one aggregate.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "String")]
@@ -73,6 +96,8 @@ impl TryFrom<String> for Ordering {
 pub struct RelayConfig {
     /// Name of this replica in `outbox_replica`, `claimed_by` and logs; the host name by default.
     pub name: Option<String>,
+    /// Where events go.
+    pub sink: SinkSetting,
     /// Publishers; an aggregate always goes through the same one.
     pub partitions: usize,
     /// Confirms outstanding per partition.
@@ -98,6 +123,7 @@ impl Default for RelayConfig {
     fn default() -> Self {
         Self {
             name: None,
+            sink: SinkSetting::default(),
             partitions: DEFAULT_PARTITIONS,
             window: DEFAULT_WINDOW,
             batch_size: DEFAULT_BATCH_SIZE,

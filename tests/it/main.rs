@@ -31,5 +31,6 @@ mod admin;
 mod alerts;
 mod monitoring;
 mod conformance;
+mod jetstream;
 mod tls;
 mod secrets;
