@@ -35,7 +35,7 @@ pub const MISCONFIGURED: u8 = 2;
 /// One pass was made, and events failed in it.
 pub const EVENTS_FAILED: u8 = 3;
 
-/// Carries a PostgreSQL transactional outbox to RabbitMQ, in order and without loss.
+/// Carries a PostgreSQL transactional outbox to RabbitMQ or NATS JetStream, in order and without loss.
 #[derive(Debug, Parser)]
 #[command(name = "bellwire", version, about, long_about = None, after_help = AFTER_HELP)]
 pub struct Cli {

@@ -32,5 +32,6 @@ mod alerts;
 mod monitoring;
 mod conformance;
 mod jetstream;
+mod jetstream_access;
 mod tls;
 mod secrets;

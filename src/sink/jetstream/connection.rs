@@ -76,7 +76,7 @@ impl Connector {
         }
         // What it had buffered must be gone before anything is sent again.
         if let Some(old) = state.link.take() {
-            old.kill("replaced");
+            old.kill(&old.lost_error().message);
         }
         let number = self.board.next_link();
         match self.connect(number).await {

@@ -20,9 +20,11 @@ use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::connection::Connector;
+use super::denials::Denials;
+use super::doubt::{Doubt, explained};
 use super::link::Link;
 use super::message::Composer;
-use super::stream::{self, Seen};
+use super::stream;
 use super::verdict::{Verdict, verdict};
 use crate::event::EventId;
 use crate::metrics;
@@ -38,6 +40,7 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct Parts<'a> {
     pub(super) connector: &'a Connector,
     pub(super) composer: &'a Composer,
+    pub(super) denials: &'a Denials,
     pub(super) ack_timeout: Duration,
 }
 
@@ -49,14 +52,6 @@ struct Sent {
     at: Instant,
     /// Nobody has tried to send it before, as far as the row tells.
     first: bool,
-}
-
-/// Why a message is in doubt.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Doubt {
-    Nobody,
-    Elsewhere,
-    Overdue,
 }
 
 /// What the lane has on one connection.
@@ -251,13 +246,7 @@ impl<'a> Run<'a> {
             .extract_if(.., |_, sent| sent.subject == subject);
         let refused: Vec<_> = refused.map(|(_, sent)| sent).collect();
         for sent in refused {
-            let error = SinkError::new(
-                Cause::Forbidden,
-                format!(
-                    "no permission to publish to '{subject}' (stream '{}')",
-                    sent.stream
-                ),
-            );
+            let error = self.parts.denials.remember(&sent.stream, subject);
             self.settle(sent.id, Err(error));
         }
     }
@@ -359,7 +348,7 @@ impl<'a> Run<'a> {
             };
             let mut silent = Vec::new();
             for (sent, doubt) in same {
-                match explained(&sent, doubt, seen.as_ref()) {
+                match explained((&sent.stream, &sent.subject), doubt, seen.as_ref()) {
                     Some(error) => self.settle(sent.id, Err(error)),
                     None => silent.push(sent),
                 }
@@ -373,9 +362,12 @@ impl<'a> Run<'a> {
     /// The stream is there and has not acknowledged these: whether it has them nobody knows.
     fn give_up(&mut self, silent: Vec<Sent>) {
         let mut silent = silent;
-        let place = self.open.as_ref().map_or("", |open| open.link.place());
+        let place = self.open.as_ref().map(|open| open.link.place());
         let reason = format!(
-            "no acknowledgement from JetStream at {place} within {:?}",
+            "no acknowledgement from JetStream{} within {:?}",
+            place
+                .map(|place| format!(" at {place}"))
+                .unwrap_or_default(),
             self.parts.ack_timeout
         );
         if let Some(mut open) = self.open.take() {
@@ -407,47 +399,5 @@ impl<'a> Run<'a> {
             "the stream had events already that were sent for the first time: after a crash that is \
              as it should be; otherwise two outboxes share jetstream.source and event ids"
         );
-    }
-}
-
-/// Why the stream has not acknowledged a message, if it can be told.
-fn explained(sent: &Sent, doubt: Doubt, seen: Result<&Seen, &SinkError>) -> Option<SinkError> {
-    let (stream, subject) = (&*sent.stream, &sent.subject);
-    let error = |cause, message: String| Some(SinkError::new(cause, message));
-    match (seen, doubt) {
-        (Err(_), Doubt::Overdue) | (Ok(Seen::Denied), Doubt::Overdue) => None,
-        (Err(error), _) => Some(error.clone()),
-        (Ok(Seen::Missing), _) => Some(stream::missing(stream)),
-        (_, Doubt::Elsewhere) => error(
-            Cause::Unroutable,
-            format!("subject '{subject}' belongs to another stream than '{stream}'"),
-        ),
-        (Ok(Seen::Denied), Doubt::Nobody) => error(
-            Cause::Unroutable,
-            format!("no stream covers the subject '{subject}'"),
-        ),
-        (Ok(Seen::Stream(settings)), doubt) => {
-            if !settings.takes(subject) {
-                return error(
-                    Cause::Unroutable,
-                    format!(
-                        "no stream covers the subject '{subject}': stream '{stream}' takes {}",
-                        settings.shown()
-                    ),
-                );
-            }
-            if let Some(obstacle) = settings.obstacle(stream) {
-                return Some(obstacle);
-            }
-            match doubt {
-                Doubt::Overdue => None,
-                _ => error(
-                    Cause::DestinationMissing,
-                    format!(
-                        "stream '{stream}' did not answer: it was just created, or has no leader"
-                    ),
-                ),
-            }
-        }
     }
 }

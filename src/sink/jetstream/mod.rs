@@ -19,6 +19,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use self::connection::Connector;
+use self::denials::Denials;
 use self::message::Composer;
 use self::stream::{Seen, Settings};
 use crate::config::{Config, ConfigError};
@@ -27,6 +28,8 @@ use crate::relay::failure::Cause;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
 mod connection;
+mod denials;
+mod doubt;
 mod lane;
 mod link;
 mod message;
@@ -38,6 +41,7 @@ mod verdict;
 pub struct JetstreamSink {
     connector: Connector,
     composer: Composer,
+    denials: Denials,
     /// Subjects of events, unless routes give others.
     subjects: Option<String>,
     lease: Duration,
@@ -66,6 +70,7 @@ impl JetstreamSink {
         let tls = config.tls().map_err(wrong)?;
         Ok(Arc::new(Self {
             composer: Composer::new(&config),
+            denials: Denials::default(),
             subjects: (!router.has_keys()).then(|| format!("{}.>", config.prefix)),
             lease,
             warned: AtomicBool::new(false),
@@ -127,6 +132,9 @@ impl Sink for JetstreamSink {
 
     async fn probe_destination(&self, destination: &str) -> Result<String, SinkError> {
         subject::check_stream(destination)?;
+        if let Some(error) = self.denials.of(destination) {
+            return Err(error);
+        }
         let link = self.connector.link().await?;
         let settings = match stream::look(&link, destination, self.connect_timeout).await? {
             Seen::Stream(settings) => settings,
@@ -156,6 +164,7 @@ impl Sink for JetstreamSink {
         let parts = lane::Parts {
             connector: &self.connector,
             composer: &self.composer,
+            denials: &self.denials,
             ack_timeout: self.ack_timeout,
         };
         lane::Run::new(parts).serve(lane).await;

@@ -61,12 +61,16 @@ impl Stream {
 
     /// Only its name, and a client.
     pub async fn absent() -> Option<Self> {
-        let client = async_nats::connect(nats_url()?).await.unwrap();
-        Some(Self {
+        Some(Self::of(async_nats::connect(nats_url()?).await.unwrap()))
+    }
+
+    /// A name for one on this client's server.
+    pub fn of(client: Client) -> Self {
+        Self {
             name: format!("t_{:016x}", rand::random::<u64>()),
             client,
             read: 0,
-        })
+        }
     }
 
     pub async fn create(&self, settings: Value) {
