@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use serde_json::json;
 
-use crate::support::{Kept, Proxy, Relay, SOON, Stream, World, nats_url};
+use crate::support::{Kept, Load, Proxy, Relay, SOON, Stream, World, nats_url};
 
 /// Fails and dies soon.
 const IMPATIENT: [(&str, &str); 3] = [
@@ -356,6 +356,46 @@ async fn what_a_killed_relay_had_published_and_not_marked_is_kept_once() {
     relay.until_logged("had events already", SOON).await;
     kept.extend(stream.messages(40, SOON).await);
     assert_each_once_in_order(&kept, &world.committed().await);
+    clean(world, stream).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sealed_stream_takes_nothing_and_costs_no_attempt() {
+    let Some(stream) = Stream::new(json!({})).await else {
+        return;
+    };
+    let world = World::outbox().await;
+    let relay = world.ready_relay(&world.to_stream(&stream)).await;
+    world.insert(("order", "1"), "Placed", "{}").await;
+    world.until_published(SOON).await;
+    stream.update(json!({ "sealed": true })).await;
+    world.insert(("order", "1"), "Placed", "{}").await;
+    relay.until_logged("sealed", SOON).await;
+    let attempts: i64 = world.one("SELECT sum(attempts) FROM outbox").await;
+    assert_eq!((attempts, world.count("pending").await), (0, 1));
+    assert_eq!(stream.count().await, 1);
+    clean(world, stream).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_stop_at_work_nothing_is_missing_and_nothing_was_sent_twice() {
+    let Some(mut stream) = Stream::new(json!({})).await else {
+        return;
+    };
+    let world = World::outbox().await;
+    let load = Load::start(&world);
+    for _ in 0..3 {
+        let mut relay = world.ready_relay(&world.to_stream(&stream)).await;
+        load.more(100).await;
+        assert!(relay.terminate(SOON).await.success(), "{}", relay.log());
+        assert_eq!(relay.logged("had events already"), 0, "{}", relay.log());
+    }
+    load.stop().await;
+    let _relay = world.relay(&world.to_stream(&stream));
+    world.until_published(SOON).await;
+    let committed = world.committed().await;
+    let kept = stream.messages(committed.len(), SOON).await;
+    assert_each_once_in_order(&kept, &committed);
     clean(world, stream).await;
 }
 

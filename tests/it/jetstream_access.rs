@@ -21,7 +21,7 @@ struct Server {
 
 impl Server {
     /// None, said loudly, where there is none to start.
-    async fn start(settings: &str) -> Option<Self> {
+    fn start(settings: &str) -> Option<Self> {
         // Tests on servers from outside may be on a machine without one.
         nats_url()?;
         let directory = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ fn users(allowed: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_subject_without_permission_waits_and_costs_no_attempt() {
-    let Some(server) = Server::start(&users("*.invoice.>")).await else {
+    let Some(server) = Server::start(&users("*.invoice.>")) else {
         return;
     };
     let mut stream = server.stream(async_nats::ConnectOptions::new()).await;
@@ -133,7 +133,7 @@ async fn a_subject_without_permission_waits_and_costs_no_attempt() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limit_that_became_smaller_is_heeded_after_the_restart() {
     let everything = users(">");
-    let Some(mut server) = Server::start(&everything).await else {
+    let Some(mut server) = Server::start(&everything) else {
         return;
     };
     let stream = server.stream(async_nats::ConnectOptions::new()).await;
@@ -166,6 +166,44 @@ async fn a_limit_that_became_smaller_is_heeded_after_the_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_nkey_stands_for_user_and_password() {
+    let pair = nkeys::KeyPair::new_user();
+    let users = format!(
+        r#"authorization {{ users: [
+            {{ user: admin, password: "{PASSWORD}" }}
+            {{ nkey: {} }}
+        ] }}"#,
+        pair.public_key()
+    );
+    let Some(server) = Server::start(&users) else {
+        return;
+    };
+    let stream = server.stream(async_nats::ConnectOptions::new()).await;
+    let world = World::outbox().await;
+    let file = server.directory.path().join("seed");
+    std::fs::write(&file, format!("{}\n", pair.seed().unwrap())).unwrap();
+    let url = format!("nats://localhost:{}", server.port);
+    let without = [&world.to_stream(&stream)[..], &[("NATS_URL", &url)]].concat();
+    let nkey = [("jetstream.nkey_file", file.to_str().unwrap())];
+    for (settings, ok) in [
+        (without.clone(), false),
+        ([&without[..], &nkey].concat(), true),
+    ] {
+        let run = world.command(&settings, &["check"]).await;
+        assert_eq!(run.status.success(), ok, "{}", run.stdout);
+        assert!(!run.stdout.contains(&pair.seed().unwrap()));
+    }
+    let absent = [&without[..], &[("jetstream.nkey_file", "/no/such/seed")]].concat();
+    let run = world.command(&absent, &["check"]).await;
+    assert!(
+        run.stdout.contains("jetstream.nkey_file: /no/such/seed"),
+        "{}",
+        run.stdout
+    );
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_we_are_and_who_the_server_is_are_verified() {
     let Some(files) = TlsServers::ours() else {
         return;
@@ -176,7 +214,7 @@ async fn who_we_are_and_who_the_server_is_are_verified() {
         files.file("server.key"),
         files.file("ca.crt")
     );
-    let Some(server) = Server::start(&format!("{}\n{tls}", users(">"))).await else {
+    let Some(server) = Server::start(&format!("{}\n{tls}", users(">"))) else {
         return;
     };
     let options = async_nats::ConnectOptions::new()
