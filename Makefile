@@ -19,8 +19,8 @@ unexport MAKEFLAGS
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-# PgBouncer is for tests only.
-demo bench: SERVICES_FLAGS := --no-pooler
+# PgBouncer and NATS are for tests only.
+demo bench: SERVICES_FLAGS := --no-pooler --no-nats
 
 demo: services ## see events go from PostgreSQL to RabbitMQ (DEMO_ARGS)
 	@cargo build --release $(CARGO_FLAGS)
@@ -72,7 +72,7 @@ lint-alerts:
 fmt: ## format the code
 	cargo fmt
 
-services: ## start the private PostgreSQL and RabbitMQ, or find them running
+services: ## start the private servers, or find them running
 	@scripts/services up --dir $(SERVICES) $(SERVICES_FLAGS)
 
 stop: ## stop them and remove their data

@@ -13,6 +13,8 @@ pub const DEAD_LETTERED: &str = "bellwire_dead_lettered_total";
 pub const HANDED_BACK: &str = "bellwire_handed_back_total";
 /// Events confirmed whose claim was lost before the mark: a duplicate is possible.
 pub const LEASE_LOST: &str = "bellwire_lease_lost_total";
+/// Events that the broker had already, as it says, when they were sent for the first time.
+pub const DUPLICATES: &str = "bellwire_duplicates_total";
 /// Events that wait for their destination, no attempt counted.
 pub const WAITED: &str = "bellwire_waited_total";
 /// Claims or marks that the database refused or did not answer. Label `step`.
@@ -76,6 +78,7 @@ pub const ALL: &[&str] = &[
     PRUNED,
     FAILED_PASSES,
     WAITED,
+    DUPLICATES,
     ALERTS_SENT,
     ALERTS_FAILED,
 ];
@@ -111,6 +114,11 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(
         WAITED,
         "Events handed back to wait for their destination, no attempt counted"
+    );
+    describe_counter!(
+        DUPLICATES,
+        "Events that the broker had already (by their message id) when first sent: after a crash, or \
+         two sources of one name"
     );
     describe_counter!(
         FAILED_PASSES,

@@ -1,5 +1,5 @@
 //! Routes: which destination an event goes to, and what happens to it when it is given up. One
-//! mechanism for all sinks; what a destination is (exchange, subject, topic) is the sink's matter.
+//! mechanism for all sinks; what a destination is (exchange, stream, topic) is the sink's matter.
 //!
 //! Pure: no I/O. The answer is a function of configuration and row, so that a repeat goes the same way.
 
@@ -12,9 +12,11 @@ use crate::sink::Delivery;
 /// Where a delivery goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// For RabbitMQ the exchange. What a breaker of its own stands for.
+    /// For RabbitMQ the exchange, for JetStream the stream: what can be missing, full or forbidden as
+    /// a whole, and so what a breaker of its own stands for.
     pub destination: Arc<str>,
-    /// The route's routing key; none: the sink's own rule.
+    /// Where within it, for RabbitMQ the routing key, for JetStream the subject; none: the sink's own
+    /// rule. There are as many as there are event types, so none of them has a breaker.
     pub key: Option<Arc<str>>,
 }
 
@@ -35,6 +37,24 @@ impl Route {
             destination: self.destination.fill(event),
             key: self.key.as_ref().map(|key| key.fill(event)),
         }
+    }
+
+    /// What of the event its key is filled in with, by name: to see whether the transport can carry
+    /// it, which the filled-in key tells no more.
+    pub fn filled_into_key<'a>(&self, event: &'a OutboxEvent) -> Vec<(&'static str, &'a str)> {
+        let Some(Template::Filled(pieces)) = &self.key else {
+            return Vec::new();
+        };
+        let named = |piece: &Piece| {
+            let name = match piece {
+                Piece::Text(_) => return None,
+                Piece::AggregateType => "aggregate_type",
+                Piece::AggregateId => "aggregate_id",
+                Piece::EventType => "event_type",
+            };
+            Some((name, piece.of(event)?))
+        };
+        pieces.iter().filter_map(named).collect()
     }
 
     /// Does a dead event hold back the later ones of its aggregate?
@@ -143,6 +163,11 @@ impl Router {
             .all(|route| matches!(route.destination, Template::Fixed(_)))
     }
 
+    /// Has any route a key of its own?
+    pub fn has_keys(&self) -> bool {
+        self.routes.iter().any(|route| route.key.is_some())
+    }
+
     /// Do all events go to one destination?
     pub fn is_sole(&self) -> bool {
         self.is_fixed() && self.destinations().0.len() == 1
@@ -205,6 +230,18 @@ enum Piece {
     EventType,
 }
 
+impl Piece {
+    /// What it is filled in with; none: it is a text of its own.
+    fn of<'a>(&self, event: &'a OutboxEvent) -> Option<&'a str> {
+        match self {
+            Self::Text(_) => None,
+            Self::AggregateType => Some(&event.key.aggregate_type),
+            Self::AggregateId => Some(&event.key.aggregate_id),
+            Self::EventType => Some(&event.event_type),
+        }
+    }
+}
+
 impl Template {
     fn parse(key: &str, text: &str) -> Result<Self, ConfigError> {
         let wrong = |reason: String| ConfigError::Key {
@@ -260,9 +297,7 @@ impl Template {
                 .iter()
                 .map(|piece| match piece {
                     Piece::Text(text) => text.as_str(),
-                    Piece::AggregateType => &event.key.aggregate_type,
-                    Piece::AggregateId => &event.key.aggregate_id,
-                    Piece::EventType => &event.event_type,
+                    filled => filled.of(event).unwrap_or_default(),
                 })
                 .collect::<String>()
                 .into(),
@@ -364,6 +399,8 @@ mod tests {
         let delivery = router.deliver(event("order", "Placed"), &token());
         assert_eq!(&*delivery.address.destination, "order-events");
         assert_eq!(delivery.address.key.as_deref(), Some("v1.Placed.7"));
+        let filled = delivery.route.filled_into_key(&delivery.event);
+        assert_eq!(filled, [("event_type", "Placed"), ("aggregate_id", "7")]);
         let letter = delivery.route.letter_address(&delivery.event).unwrap();
         assert_eq!(&*letter.destination, "dead-order");
         assert!(!delivery.route.holds());

@@ -80,25 +80,28 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         };
         line("notifications", heard);
     }
-    match config.relay.sink {
+    let probes = match config.relay.sink {
         SinkSetting::Null => {
             line("sink", Ok(TO_NOWHERE.to_owned()));
+            None
         }
-        SinkSetting::Rabbitmq => {
-            let sink = open_sink(config)?;
-            let probed = sink.probe().await.map_err(|error| error.message);
-            if line("rabbitmq", probed.map(|()| "connected".to_owned())) {
-                let (primary, letters) = config.router()?.destinations();
-                for name in primary.iter().chain(&letters) {
-                    let probed = sink.probe_destination(name).await;
-                    let found = probed
-                        .map(|found| format!("'{name}' exists ({found})"))
-                        .map_err(|error| error.message);
-                    line("exchange", found);
-                }
+        SinkSetting::Rabbitmq => Some(("rabbitmq", "exchange")),
+        SinkSetting::Jetstream => Some(("jetstream", "stream")),
+    };
+    if let Some((transport, kind)) = probes {
+        let sink = open_sink(config)?;
+        let probed = sink.probe().await.map_err(|error| error.message);
+        if line(transport, probed.map(|()| "connected".to_owned())) {
+            let (primary, letters) = config.router()?.destinations();
+            for name in primary.iter().chain(&letters) {
+                let probed = sink.probe_destination(name).await;
+                let found = probed
+                    .map(|found| format!("'{name}' exists ({found})"))
+                    .map_err(|error| error.message);
+                line(kind, found);
             }
-            sink.close().await;
         }
+        sink.close().await;
     }
     match crate::alert::endpoints(&config.alerts) {
         Ok(endpoints) if endpoints.is_empty() => {}

@@ -11,6 +11,7 @@ const SILENCED: &[&str] = &["lapin::returned_messages=off"];
 /// Crates whose own reports repeat ours; `log.level` may ask for them again.
 const QUIETENED: &[&str] = &[
     "lapin=off",
+    "async_nats=off",
     // Warns of each dead connection that it replaces.
     "deadpool=off",
     "actix_server=warn",

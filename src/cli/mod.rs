@@ -15,9 +15,10 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError, SinkSetting};
-use crate::sink::Sink;
+use crate::sink::jetstream::JetstreamSink;
 use crate::sink::null::NullSink;
 use crate::sink::rabbitmq::RabbitmqSink;
+use crate::sink::{Sink, SinkError};
 use crate::store::{Store, StoreError};
 
 /// A line on standard output.
@@ -42,7 +43,7 @@ pub const MISCONFIGURED: u8 = 2;
 /// One pass was made, and events failed in it.
 pub const EVENTS_FAILED: u8 = 3;
 
-/// Carries a PostgreSQL transactional outbox to RabbitMQ, in order and without loss.
+/// Carries a PostgreSQL transactional outbox to RabbitMQ or NATS JetStream, in order and without loss.
 #[derive(Debug, Parser)]
 #[command(name = "bellwire", version, about, long_about = None, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -60,7 +61,7 @@ pub struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Environment: DATABASE_URL and AMQP_URL; any other option as BELLWIRE_<SECTION>__<KEY>, for example
+Environment: DATABASE_URL and AMQP_URL (or NATS_URL); any other option as BELLWIRE_<SECTION>__<KEY>, for example
 BELLWIRE_RELAY__BATCH_SIZE=100. The environment wins over the file. With _FILE after its name, as
 in DATABASE_URL_FILE=/run/secrets/url, a variable names a file that holds the value.
 
@@ -139,7 +140,7 @@ async fn dispatch(cli: Cli) -> Result<u8, Failure> {
     let config = Config::load(cli.config.as_deref())?;
     log::install(&config.log)?;
     match cli.command {
-        Command::Run(arguments) => run::run(config, arguments).await,
+        Command::Run(arguments) => Box::pin(run::run(config, arguments)).await,
         Command::Migrate(arguments) => migrate::run(&config, &arguments).await,
         Command::Check(arguments) => check::run(&config, &arguments).await,
         Command::Status(arguments) => status::run(&config, &arguments).await,
@@ -173,14 +174,12 @@ const TO_NOWHERE: &str = "relay.sink is \"null\": events go nowhere and are mark
                           and trials; set it to \"rabbitmq\" to deliver them";
 
 fn open_sink(config: &Config) -> Result<Arc<dyn Sink>, Failure> {
-    match config.relay.sink {
-        SinkSetting::Rabbitmq => {
-            let sink = RabbitmqSink::new(config.rabbitmq.clone())
-                .map_err(|error| anyhow::anyhow!("{}", error.message))?;
-            Ok(sink)
-        }
+    let sink: Result<Arc<dyn Sink>, SinkError> = match config.relay.sink {
+        SinkSetting::Rabbitmq => RabbitmqSink::new(config.rabbitmq.clone()).map(|sink| sink as _),
+        SinkSetting::Jetstream => JetstreamSink::new(config).map(|sink| sink as _),
         SinkSetting::Null => Ok(Arc::new(NullSink::new())),
-    }
+    };
+    sink.map_err(|error| anyhow::anyhow!("{}", error.message).into())
 }
 
 fn print_json(report: &impl Serialize) -> Result<(), Failure> {

@@ -8,12 +8,19 @@ use std::path::Path;
 use super::{ConfigError, Secret};
 
 /// The options that everybody knows under other names.
-const WELL_KNOWN: [(&str, &str); 2] = [
+const WELL_KNOWN: [(&str, &str); 3] = [
     ("DATABASE_URL", "database.url"),
     ("AMQP_URL", "rabbitmq.url"),
+    ("NATS_URL", "jetstream.url"),
 ];
 /// Options whose own names end like that of a variable that names a file.
-const ENDING_LIKE_A_FILE: [&str; 3] = ["ca_file", "cert_file", "key_file"];
+const ENDING_LIKE_A_FILE: [&str; 5] = [
+    "ca_file",
+    "cert_file",
+    "key_file",
+    "credentials_file",
+    "nkey_file",
+];
 const SUFFIX: &str = "_FILE";
 
 /// What the environment says.

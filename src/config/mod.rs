@@ -1,7 +1,7 @@
 //! Configuration: every option, its default with the reason, and its check.
 //!
-//! One TOML file, then the environment over it: `DATABASE_URL` and `AMQP_URL` as everybody knows
-//! them, everything else as `BELLWIRE_<SECTION>__<KEY>` (two underscores between section and
+//! One TOML file, then the environment over it: `DATABASE_URL`, `AMQP_URL` and `NATS_URL` as everybody
+//! knows them, everything else as `BELLWIRE_<SECTION>__<KEY>` (two underscores between section and
 //! key); with `_FILE` after it, the name of a file that holds the value. Unknown keys are refused, so that a typing error cannot silently mean a default.
 
 use std::fmt;
@@ -20,6 +20,7 @@ mod admin;
 mod alerts;
 mod database;
 mod environment;
+mod jetstream;
 mod lag;
 mod log;
 mod postgres_url;
@@ -32,6 +33,7 @@ mod routes;
 pub use admin::*;
 pub use alerts::*;
 pub use database::*;
+pub use jetstream::*;
 pub use lag::*;
 pub use log::*;
 pub use prune::*;
@@ -51,6 +53,7 @@ const SECRETS: &[&str] = &[
     "database.listen_url",
     "rabbitmq.url",
     "rabbitmq.management_url",
+    "jetstream.url",
     "alerts.slack_url",
     "alerts.webhook_url",
     "alerts.webhook_token",
@@ -132,6 +135,8 @@ pub struct Config {
     pub database: DatabaseConfig,
     /// Where events go.
     pub rabbitmq: RabbitmqConfig,
+    /// Where they go instead, when `relay.sink` says so.
+    pub jetstream: JetstreamConfig,
     /// How they are carried.
     pub relay: RelayConfig,
     /// What happens to events that fail.
@@ -188,7 +193,7 @@ impl Config {
             let key = error.path().to_string();
             let reason = match key.as_str() {
                 // The value may be a URL with its password.
-                "database" | "rabbitmq" | "alerts" | "admin" => {
+                "database" | "rabbitmq" | "jetstream" | "alerts" | "admin" => {
                     format!("is a section: write its options below [{key}]")
                 }
                 secret if SECRETS.contains(&secret) => "must be a string".to_owned(),
@@ -206,17 +211,25 @@ impl Config {
     /// # Errors
     /// Names the route's key that is wrong.
     pub fn router(&self) -> Result<Router, ConfigError> {
-        Router::new(&self.routes, &self.rabbitmq.exchange)
+        let destination = match self.relay.sink {
+            SinkSetting::Rabbitmq | SinkSetting::Null => &self.rabbitmq.exchange,
+            SinkSetting::Jetstream => self.jetstream.required_stream()?,
+        };
+        Router::new(&self.routes, destination)
     }
 
     /// Reads the URLs that the file only names the files of. One from the environment wins.
     fn read_urls(&mut self, environment: &Environment) -> Result<(), ConfigError> {
         let Self {
-            database, rabbitmq, ..
+            database,
+            rabbitmq,
+            jetstream,
+            ..
         } = self;
         for (option, url, file) in [
             ("database.url", &mut database.url, &mut database.url_file),
             ("rabbitmq.url", &mut rabbitmq.url, &mut rabbitmq.url_file),
+            ("jetstream.url", &mut jetstream.url, &mut jetstream.url_file),
         ] {
             if environment.gives(option) {
                 *file = None;
@@ -233,6 +246,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.database.validate()?;
         self.rabbitmq.validate()?;
+        self.jetstream.validate()?;
         self.relay.validate()?;
         self.retry.validate()?;
         self.lag.validate()?;
@@ -241,12 +255,18 @@ impl Config {
         self.router()?;
 
         self.alerts.validate()?;
-        if self.rabbitmq.confirm_timeout >= self.relay.lease {
+        let (key, timeout) = match self.relay.sink {
+            SinkSetting::Rabbitmq | SinkSetting::Null => {
+                ("rabbitmq.confirm_timeout", self.rabbitmq.confirm_timeout)
+            }
+            SinkSetting::Jetstream => ("jetstream.ack_timeout", self.jetstream.ack_timeout),
+        };
+        if timeout >= self.relay.lease {
             return Err(ConfigError::key(
-                "rabbitmq.confirm_timeout",
+                key,
                 format!(
                     "{} must be shorter than relay.lease ({})",
-                    humantime::format_duration(self.rabbitmq.confirm_timeout),
+                    humantime::format_duration(timeout),
                     humantime::format_duration(self.relay.lease)
                 ),
             ));

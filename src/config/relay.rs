@@ -44,6 +44,34 @@ impl TryFrom<String> for WakeSetting {
     }
 }
 
+/// Where events go.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub enum SinkSetting {
+    /// An exchange of RabbitMQ: `[rabbitmq]`.
+    #[default]
+    Rabbitmq,
+    /// A stream of NATS JetStream: `[jetstream]`.
+    Jetstream,
+    /// Nowhere: every event counts as delivered. For benches and trials.
+    Null,
+}
+
+impl TryFrom<String> for SinkSetting {
+    type Error = String;
+
+    fn try_from(value: String) -> Result<Self, String> {
+        match value.as_str() {
+            "rabbitmq" => Ok(Self::Rabbitmq),
+            "jetstream" => Ok(Self::Jetstream),
+            "null" => Ok(Self::Null),
+            _ => Err(format!(
+                "must be `rabbitmq`, `jetstream` or `null`, is `{value}`"
+            )),
+        }
+    }
+}
+
 /// What "in order" means for writers that overlap on one aggregate.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "String")]
@@ -67,35 +95,14 @@ impl TryFrom<String> for Ordering {
     }
 }
 
-/// Where events are carried to.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(try_from = "String")]
-pub enum SinkSetting {
-    /// The broker of `[rabbitmq]`.
-    #[default]
-    Rabbitmq,
-    /// Nowhere: every event counts as delivered. For benches and trials.
-    Null,
-}
-
-impl TryFrom<String> for SinkSetting {
-    type Error = String;
-
-    fn try_from(value: String) -> Result<Self, String> {
-        match value.as_str() {
-            "rabbitmq" => Ok(Self::Rabbitmq),
-            "null" => Ok(Self::Null),
-            _ => Err(format!("must be `rabbitmq` or `null`, is `{value}`")),
-        }
-    }
-}
-
 /// `[relay]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RelayConfig {
     /// Name of this replica in `outbox_replica`, `claimed_by` and logs; the host name by default.
     pub name: Option<String>,
+    /// Where events go.
+    pub sink: SinkSetting,
     /// Publishers; an aggregate always goes through the same one.
     pub partitions: usize,
     /// Confirms outstanding per partition.
@@ -112,8 +119,6 @@ pub struct RelayConfig {
     pub tick: Duration,
     /// What "in order" means for writers that overlap on one aggregate.
     pub ordering: Ordering,
-    /// Where events are carried to.
-    pub sink: SinkSetting,
     /// How long a stop may take.
     #[serde(with = "humantime_serde")]
     pub grace: Duration,
@@ -123,6 +128,7 @@ impl Default for RelayConfig {
     fn default() -> Self {
         Self {
             name: None,
+            sink: SinkSetting::default(),
             partitions: DEFAULT_PARTITIONS,
             window: DEFAULT_WINDOW,
             batch_size: DEFAULT_BATCH_SIZE,
@@ -130,7 +136,6 @@ impl Default for RelayConfig {
             wake: WakeSetting::default(),
             tick: DEFAULT_TICK,
             ordering: Ordering::default(),
-            sink: SinkSetting::default(),
             grace: DEFAULT_GRACE,
         }
     }

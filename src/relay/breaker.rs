@@ -10,7 +10,7 @@ use backoff::backoff::Backoff as _;
 /// First pause before a probe: a broker that merely restarted a connection is back at once.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause: after an outage of any length delivery resumes within seconds.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Pauses that double from `first` to `longest`, a tenth at random, without end.
 pub(crate) fn pauses(first: Duration, longest: Duration) -> ExponentialBackoff {

@@ -15,6 +15,11 @@ pub const AWAKE: Duration = Duration::from_millis(500);
 /// cheaper for all, and sooner.
 const BUSY_ROWS: usize = 50;
 const WINDOW: Duration = Duration::from_millis(50);
+/// At this rate, a tenth of the former, the ring may already be what holds the writers up: then it shows in
+/// how many of them are under way at the same time.
+const CROWD_ROWS: usize = BUSY_ROWS / 10;
+/// So many writers at the same time wait for each other's rings.
+const CROWD: usize = 4;
 /// Between looks while we are busy and there was nothing more.
 const PACE: Duration = Duration::from_millis(5);
 /// Between looks while a peer keeps writers from ringing.
@@ -36,6 +41,8 @@ pub enum Step {
     },
     /// Which of these have not ended yet? Answered by [`Doorbell::checked`].
     Check(Vec<String>),
+    /// How many writers are under way? Answered by [`Doorbell::counted`].
+    Count,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +69,10 @@ pub struct Doorbell {
     window: Instant,
     found: usize,
     busy: bool,
+    /// There may be a crowd of writers.
+    count_due: bool,
+    /// There was one a moment ago: events may come more slowly than a thousand a second.
+    crowd: bool,
 }
 
 impl Doorbell {
@@ -74,6 +85,8 @@ impl Doorbell {
             window: now,
             found: 0,
             busy: false,
+            count_due: false,
+            crowd: false,
         }
     }
 
@@ -87,11 +100,24 @@ impl Doorbell {
         if over >= WINDOW {
             // By the rate, so that a slow machine is as busy as a fast one.
             let windows = over.as_secs_f64() / WINDOW.as_secs_f64();
-            let few = (self.found as f64) < windows * BUSY_ROWS as f64 / 2.0;
+            let enough = if self.crowd {
+                CROWD_ROWS
+            } else {
+                BUSY_ROWS / 2
+            };
+            let few = (self.found as f64) < windows * enough as f64;
             self.busy &= cut || rows >= BUSY_ROWS || !few;
+            self.crowd &= self.busy;
+            self.count_due = !self.busy && self.found as f64 >= windows * CROWD_ROWS as f64;
             self.window = now;
             self.found = 0;
         }
+    }
+
+    /// So many writers are under way at the same time.
+    pub fn counted(&mut self, writers: usize) {
+        self.crowd = writers >= CROWD;
+        self.busy |= self.crowd;
     }
 
     /// Is it time to keep writers from ringing (any longer)? Answered by [`Self::pushed`].
@@ -125,11 +151,16 @@ impl Doorbell {
     /// our peers. True: have them do so.
     pub fn stop_pushing(&mut self) -> bool {
         self.busy = false;
+        self.crowd = false;
+        self.count_due = false;
         self.pushed_at.take().is_some()
     }
 
     /// The next thing to do once all that can be seen was claimed.
     pub fn step(&mut self, now: Instant) -> Option<Step> {
+        if std::mem::take(&mut self.count_due) {
+            return Some(Step::Count);
+        }
         match &mut self.phase {
             Phase::Asleep => None,
             Phase::Awake { until } => {
@@ -237,6 +268,24 @@ mod tests {
         for number in 0..200 {
             doorbell.claimed(1, false, now + 5 * MS * number);
             assert!(!doorbell.push_due(now + 5 * MS * number));
+        }
+    }
+
+    #[test]
+    fn a_crowd_of_writers_is_spared_the_ring_at_a_tenth_of_the_rate() {
+        let now = Instant::now();
+        for (writers, spared) in [(CROWD - 1, false), (CROWD, true)] {
+            let mut doorbell = asleep(now);
+            let mut last = now;
+            for number in 0..30 {
+                last = now + 5 * MS * number;
+                doorbell.claimed(1, false, last);
+            }
+            assert!(!doorbell.push_due(last));
+            assert_eq!(doorbell.step(last), Some(Step::Count));
+            assert_eq!(doorbell.step(last), None);
+            doorbell.counted(writers);
+            assert_eq!(doorbell.push_due(last), spared);
         }
     }
 

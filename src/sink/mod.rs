@@ -9,6 +9,8 @@ use crate::event::{ClaimToken, EventId, OutboxEvent};
 use crate::relay::failure::Cause;
 use crate::route::{Address, Route};
 
+mod board;
+pub mod jetstream;
 pub mod null;
 pub mod rabbitmq;
 

@@ -29,6 +29,7 @@ async fn without_urls(path: &str) -> Run {
         .args(["--config", path, "run"])
         .env_remove("DATABASE_URL")
         .env_remove("AMQP_URL")
+        .env_remove("NATS_URL")
         .output()
         .await
         .unwrap();
@@ -82,7 +83,14 @@ async fn a_wrong_option_is_named() {
             &["rabbitmq.confirm_timeout", "shorter than relay.lease"],
         ),
         ("relay.name", "a\nb", &["relay.name"]),
-        ("relay.sink", "nul", &["relay.sink", "`rabbitmq` or `null`"]),
+        ("relay.sink", "kafka", &["relay.sink", "jetstream"]),
+        (
+            "relay.sink",
+            "jetstream",
+            &["jetstream.stream", "is not set"],
+        ),
+        ("jetstream.stream", "a.b", &["jetstream.stream", "dots"]),
+        ("jetstream.prefix", "a..b", &["jetstream.prefix"]),
         (
             "retry.max_attempts",
             "0",
@@ -134,6 +142,8 @@ async fn a_wrong_url_is_named_and_not_shown() {
         ("AMQP_URL", "amqp://u:S3cr%40t@host:port", "rabbitmq.url"),
         ("AMQP_URL", "S3cret", "rabbitmq.url"),
         ("AMQP_URL", "", "rabbitmq.url"),
+        ("NATS_URL", "http://u:S3cr%40t@host", "jetstream.url"),
+        ("NATS_URL", "S3cret", "jetstream.url"),
     ];
     for (variable, url, key) in cases {
         for command in ["run", "check"] {
@@ -529,6 +539,7 @@ fn the_example_shows_every_option_at_its_default() {
     // The environment of the tests has the URLs.
     example.database.url = None;
     example.rabbitmq.url = None;
+    example.jetstream.url = None;
     assert_eq!(format!("{example:#?}"), format!("{defaults:#?}"));
 
     let text = std::fs::read_to_string(&path).unwrap();

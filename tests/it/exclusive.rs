@@ -5,8 +5,9 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use crate::admin::{ANY_PORT, address, get, until_ready};
+use crate::jetstream::assert_each_once_in_order;
 use crate::pooler::pooler_url;
-use crate::support::{Ledger, Load, SOON, Services, World};
+use crate::support::{Ledger, Load, SOON, Services, Stream, World, nats_url};
 
 /// From the server's return to the last delivery.
 const SECONDS: Duration = Duration::from_secs(20);
@@ -35,6 +36,10 @@ impl Shared {
         }
         if std::env::var_os("BELLWIRE_TEST_PGBOUNCER_URL").is_some() {
             self.run_blocking(&["start", "pgbouncer"]);
+        }
+        // Not when it is somebody else's.
+        if nats_url().is_some() {
+            self.run_blocking(&["start", "nats"]);
         }
     }
 }
@@ -94,6 +99,39 @@ async fn a_broker_stopped_and_started_again_costs_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_killed_and_started_again_costs_nothing() {
     broker_away("kill").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_jetstream_server_killed_and_started_again_costs_nothing() {
+    let Some(servers) = Shared::ours() else {
+        return;
+    };
+    let Some(mut stream) = Stream::new(serde_json::json!({})).await else {
+        return;
+    };
+    let world = World::outbox().await;
+    let relay = world.ready_relay(&world.to_stream(&stream)).await;
+    let load = Load::start(&world);
+    for (round, how) in ["kill", "stop"].into_iter().enumerate() {
+        load.more(100).await;
+        servers.run(&[how, "nats"]).await;
+        load.more(50).await;
+        relay.until_logged("breaker open", SOON).await;
+        servers.run(&["start", "nats"]).await;
+        while relay.logged("breaker closed") < round + 2 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        load.more(50).await;
+    }
+    load.stop().await;
+    world.until_published(SECONDS).await;
+    let committed = world.committed().await;
+    let kept = stream.messages(committed.len(), SOON).await;
+    assert_each_once_in_order(&kept, &committed);
+    let attempts: i64 = world.one("SELECT sum(attempts) FROM outbox").await;
+    assert_eq!(attempts, 0, "attempts were counted");
+    stream.delete().await;
+    world.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -36,5 +36,7 @@ mod prune;
 mod tail;
 mod monitoring;
 mod conformance;
+mod jetstream;
+mod jetstream_access;
 mod tls;
 mod secrets;

@@ -231,6 +231,8 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
     };
     let mut environment = vec![
         ("DATABASE_URL", url(&database.url)),
+        // Whatever a configuration file says: the demo counts what arrives there.
+        ("BELLWIRE_RELAY__SINK", "rabbitmq".to_owned()),
         ("AMQP_URL", url(&rabbitmq.url)),
         ("BELLWIRE_DATABASE__SCHEMA", database.schema.clone()),
         ("BELLWIRE_DATABASE__TABLE", database.table.clone()),

@@ -91,6 +91,11 @@ impl Claimer {
                     actor.rounds.wake();
                 },
             ),
+            Some(Step::Count) => self.run(
+                context,
+                async move { session.writers(None).await },
+                |actor, writers| actor.doorbell.counted(writers.len()),
+            ),
             Some(Step::Check(writers)) => self.run(
                 context,
                 async move { session.writers(Some(&writers)).await },

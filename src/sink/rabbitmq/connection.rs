@@ -20,9 +20,10 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::fault::Place;
-use super::link::{Board, Link, Socket};
+use super::link::{Link, Socket};
 use crate::config::RabbitmqConfig;
 use crate::relay::failure::Cause;
+use crate::sink::board::Board;
 use crate::sink::{SinkError, Transport};
 use crate::tls::Tls;
 

@@ -8,19 +8,19 @@
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, Connection, Event};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::fault::{Place, reason};
 use crate::relay::failure::Cause;
+use crate::sink::board::Board;
 use crate::sink::{SinkError, Transport};
 
 /// A broker that does not answer a close in this time is not waited for.
@@ -30,46 +30,6 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 const CHANNELS_PER_LINK: usize = 1000;
 /// No queue has this name: the message sent to it is dropped by the broker.
 const CANARY_QUEUE: &str = "bellwire.canary.no-such-queue";
-
-/// What [`Transport`] watchers see. Only the latest link may speak, and a link that is down has
-/// said its last word: the first reason is the one that helps.
-#[derive(Debug, Default)]
-pub(super) struct Board {
-    pub(super) state: watch::Sender<Transport>,
-    speaker: Mutex<Speaker>,
-}
-
-#[derive(Debug, Default)]
-struct Speaker {
-    link: u64,
-    down: bool,
-}
-
-impl Board {
-    fn speaker(&self) -> MutexGuard<'_, Speaker> {
-        // Nothing can panic while the lock is held.
-        self.speaker.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn next_link(&self) -> u64 {
-        let mut speaker = self.speaker();
-        speaker.link += 1;
-        speaker.down = false;
-        speaker.link
-    }
-
-    pub(super) fn set(&self, link: u64, state: Transport) {
-        let mut speaker = self.speaker();
-        if speaker.link == link && !speaker.down {
-            speaker.down = matches!(state, Transport::Down(_));
-            self.state.send_if_modified(|old| {
-                let changed = *old != state;
-                *old = state;
-                changed
-            });
-        }
-    }
-}
 
 /// Our own handle on the socket under lapin.
 #[derive(Clone, Debug, Default)]

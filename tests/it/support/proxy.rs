@@ -45,13 +45,11 @@ impl Proxy {
     pub async fn at(address: &'static str, url: &str) -> Self {
         let target = url::Url::parse(url).unwrap();
         let host = target.host_str().unwrap().to_owned();
-        let port = target
-            .port()
-            .unwrap_or(if target.scheme().starts_with("amqp") {
-                5672
-            } else {
-                5432
-            });
+        let port = target.port().unwrap_or(match target.scheme() {
+            "nats" => 4222,
+            scheme if scheme.starts_with("amqp") => 5672,
+            _ => 5432,
+        });
         let listener = TcpListener::bind((address, 0)).await.unwrap();
         let faults = Arc::new(Faults::default());
         let (cut, cuts) = watch::channel(0);
