@@ -68,8 +68,11 @@ enum Fields {
         subject: String,
         after_seconds: Option<f64>,
     },
-    RelayFailed {
+    Reason {
         reason: String,
+    },
+    DatabaseBack {
+        after_seconds: f64,
     },
 }
 
@@ -109,8 +112,11 @@ fn fields(notice: &Notice) -> Fields {
             subject: room.name(subject),
             after_seconds: after.as_ref().map(Duration::as_secs_f64),
         },
-        Some(Alert::RelayFailed { reason }) => Fields::RelayFailed {
+        Some(Alert::RelayFailed { reason } | Alert::DatabaseLost { reason }) => Fields::Reason {
             reason: room.error(reason),
+        },
+        Some(Alert::DatabaseBack { after }) => Fields::DatabaseBack {
+            after_seconds: after.as_secs_f64(),
         },
         Some(Alert::DeadLettered(_)) | None => Fields::DeadLettered {
             events: dead_letters(notice)
@@ -221,6 +227,18 @@ mod tests {
                 },
                 "breaker_closed",
                 &["subject", "after_seconds"],
+            ),
+            (
+                Alert::DatabaseLost {
+                    reason: reason.clone(),
+                },
+                "database_lost",
+                &["reason"],
+            ),
+            (
+                Alert::DatabaseBack { after: threshold },
+                "database_back",
+                &["after_seconds"],
             ),
             (Alert::RelayFailed { reason }, "relay_failed", &["reason"]),
         ];

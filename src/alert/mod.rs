@@ -67,6 +67,16 @@ pub enum Alert {
         /// How long it was open, if that is known.
         after: Option<Duration>,
     },
+    /// This relay cannot reach its database.
+    DatabaseLost {
+        /// Why.
+        reason: String,
+    },
+    /// It can again.
+    DatabaseBack {
+        /// How long it could not.
+        after: Duration,
+    },
     /// This relay ends because of an error.
     RelayFailed {
         /// Why.
@@ -83,6 +93,8 @@ impl Alert {
             Self::LagEnded { .. } => "lag_ended",
             Self::BreakerOpened { .. } => "breaker_opened",
             Self::BreakerClosed { .. } => "breaker_closed",
+            Self::DatabaseLost { .. } => "database_lost",
+            Self::DatabaseBack { .. } => "database_back",
             Self::RelayFailed { .. } => "relay_failed",
         }
     }

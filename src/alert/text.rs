@@ -125,6 +125,13 @@ pub(super) fn text(notice: &Notice, origin: &Origin) -> String {
             handed_back,
         }) => breaker_opened(subject, reason, *handed_back, room),
         Some(Alert::BreakerClosed { subject, after }) => breaker_closed(subject, *after, room),
+        Some(Alert::DatabaseLost { reason }) => database_lost(reason, room),
+        Some(Alert::DatabaseBack { after }) => {
+            format!(
+                "Outbox relay reaches its database again, after {}.",
+                span(*after)
+            )
+        }
         Some(Alert::RelayFailed { reason }) => relay_failed(reason, room),
         Some(Alert::DeadLettered(_)) | None => dead_lettered(notice, room),
     };
@@ -328,6 +335,15 @@ fn breaker_closed(subject: &str, after: Option<Duration>, room: Room) -> String 
     format!(
         "Outbox relay publishes to {} again{after}.",
         room.shown_name(subject)
+    )
+}
+
+fn database_lost(reason: &str, room: Room) -> String {
+    let reason = room.shown_error(reason);
+    format!(
+        "Outbox relay cannot reach its database: {}.\nWhat was committed stays in the outbox. The relay tries \
+         again with growing pauses and goes on by itself. Every relay that cannot reach it says so.",
+        reason.trim_end_matches('.')
     )
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::support::{Proxy, Receiver, Relay, Reply, SOON, World, amqp_url};
+use crate::support::{Proxy, Receiver, Relay, Reply, SOON, World, amqp_url, database_url};
 
 /// Of the log, for relays that are meant to stay quiet: several checks of lag, and so of standing alerts.
 const SEVERAL_CHECKS: Duration = Duration::from_secs(4);
@@ -295,6 +295,38 @@ async fn a_fleet_tells_of_a_broker_that_stays_away_once_and_of_one_that_blinks_n
     assert!(closed["after_seconds"].as_f64().unwrap() > 3.0, "{closed}");
     tokio::time::sleep(SEVERAL_CHECKS).await;
     assert_eq!(kinds(&receiver), ["breaker_closed", "breaker_opened"]);
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_relay_tells_of_a_database_that_stays_away_once_and_when_it_is_back() {
+    let world = World::new().await;
+    let receiver = Receiver::new([]).await;
+    let proxy = Proxy::new(&database_url()).await;
+    let (hook, amqp, database) = (
+        receiver.url("/hook"),
+        amqp_url(),
+        proxy.through(&database_url()),
+    );
+    let settings = [
+        of_breaker(&hook, &amqp).as_slice(),
+        &[("DATABASE_URL", database.as_str())],
+    ]
+    .concat();
+    let _relay = world.ready_relay(&settings).await;
+    proxy.refuse(true);
+    proxy.cut();
+    let lost = until_told(&receiver, "database_lost", SOON).await;
+    assert_says(&lost, &["cannot reach its database: ", "goes on by itself"]);
+    tokio::time::sleep(SEVERAL_CHECKS).await;
+    assert_eq!(kinds(&receiver), ["database_lost"]);
+    world.insert(("order", "1"), "Placed", "{}").await;
+    proxy.refuse(false);
+    let back = until_told(&receiver, "database_back", SOON).await;
+    assert!(back["after_seconds"].as_f64().unwrap() > 1.0, "{back}");
+    world
+        .until("SELECT bool_and(status = 'published') FROM outbox", SOON)
+        .await;
     world.clean().await;
 }
 

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use actix::prelude::*;
 use tokio::sync::{oneshot, watch};
 
+use self::database::DatabaseWatch;
 use super::breaker::State;
 use super::circuits::{Circuit, Circuits, Delivering};
 use super::claimer::{self, Ready, Wake};
@@ -45,6 +46,7 @@ use crate::sink::{Sink, SinkError, Transport};
 use crate::store::Store;
 
 mod breakers;
+mod database;
 mod upkeep;
 
 /// More rebuilds within [`REBUILD_WINDOW`] are a fault that rebuilding does not mend.
@@ -243,6 +245,8 @@ pub struct Supervisor {
     pub(super) asking: bool,
     pub(super) ringing: bool,
     pub(super) ring_again: bool,
+    /// The database could not be reached since then.
+    database: DatabaseWatch,
     /// Breakers that are open, and since when: those that stay so are worth an alert.
     pub(super) watched: BTreeMap<Circuit, Instant>,
     generation: Option<Generation>,
@@ -303,6 +307,7 @@ impl Supervisor {
             asking: false,
             ringing: false,
             ring_again: false,
+            database: DatabaseWatch::default(),
             watched: BTreeMap::new(),
             generation: None,
             circuits,

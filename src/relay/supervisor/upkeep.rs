@@ -16,6 +16,8 @@ use crate::store::{Lag, Pruned, Store, StoreError};
 const LAG_EVERY: Duration = Duration::from_secs(60);
 /// The shortest one, however soon an alert is wanted.
 const LAG_SOONEST: Duration = Duration::from_secs(1);
+/// After a check that failed: is the database away?
+const LAG_AGAIN: Duration = Duration::from_secs(5);
 /// Between steps of a pruning that goes on: the application's writes come first.
 const PRUNE_PAUSE: Duration = Duration::from_millis(500);
 /// A step that takes too long is halved, down to this.
@@ -37,10 +39,35 @@ impl Supervisor {
         let threshold = self.plan.config.lag.alert;
         let looked = async move { check_lag(&store, threshold).await };
         context.spawn(looked.into_actor(self).map(|looked, actor, context| {
+            let mut every = (actor.plan.config.lag.alert / 2).clamp(LAG_SOONEST, LAG_EVERY);
+            if looked.is_err() {
+                every = every.min(LAG_AGAIN);
+            }
+            actor.watch_database(looked.as_ref().err());
             actor.lag_checked(looked, context);
-            let every = (actor.plan.config.lag.alert / 2).clamp(LAG_SOONEST, LAG_EVERY);
             context.run_later(every, Self::lag);
         }));
+    }
+
+    /// Each relay tells of a lost database by itself: what the fleet agrees on is kept there.
+    fn watch_database(&mut self, error: Option<&StoreError>) {
+        let after = self.plan.config.alerts.breaker_after;
+        let news = match error {
+            Some(error) => {
+                self.database
+                    .failed(Instant::now(), after)
+                    .then(|| Alert::DatabaseLost {
+                        reason: error.to_string(),
+                    })
+            }
+            None => self
+                .database
+                .answered(Instant::now())
+                .map(|after| Alert::DatabaseBack { after }),
+        };
+        if let Some(alert) = news {
+            self.alerter.send(alert);
+        }
     }
 
     fn lag_checked(&mut self, looked: Result<LagCheck, StoreError>, context: &mut Context<Self>) {
