@@ -20,8 +20,12 @@ const WINDOW: Duration = Duration::from_millis(50);
 const CROWD_ROWS: usize = BUSY_ROWS / 10;
 /// So many writers at the same time wait for each other's rings.
 const CROWD: usize = 4;
-/// Between looks while we are busy and there was nothing more.
+/// Between looks while we are busy and there was nothing more, up to [`PACE_RATE`] events a second. The more there
+/// are beyond that, the longer we wait: looks cost the database about as much as the rows that they find, and at
+/// such rates it has to serve many writers.
 const PACE: Duration = Duration::from_millis(5);
+const PACE_RATE: f64 = 1_000.0;
+const LONGEST_PACE: Duration = Duration::from_millis(25);
 /// Between looks while a peer keeps writers from ringing.
 const PEER_PACE: Duration = Duration::from_millis(25);
 /// Between looks whether writers have ended: first and longest.
@@ -66,6 +70,7 @@ pub struct Doorbell {
     /// When we last kept writers from ringing, while we do.
     pushed_at: Option<Instant>,
     look_at: Instant,
+    pace: Duration,
     window: Instant,
     found: usize,
     busy: bool,
@@ -82,6 +87,7 @@ impl Doorbell {
             phase: Phase::Awake { until: now },
             pushed_at: None,
             look_at: now,
+            pace: PACE,
             window: now,
             found: 0,
             busy: false,
@@ -100,6 +106,8 @@ impl Doorbell {
         if over >= WINDOW {
             // By the rate, so that a slow machine is as busy as a fast one.
             let windows = over.as_secs_f64() / WINDOW.as_secs_f64();
+            let rate = self.found as f64 / over.as_secs_f64();
+            self.pace = PACE.mul_f64((rate / PACE_RATE).max(1.0)).min(LONGEST_PACE);
             let enough = if self.crowd {
                 CROWD_ROWS
             } else {
@@ -132,7 +140,7 @@ impl Doorbell {
     pub fn pushed(&mut self, now: Instant) {
         self.pushed_at = Some(now);
         self.phase = Phase::Awake { until: now + AWAKE };
-        self.look_at = now + PACE;
+        self.look_at = now + self.pace;
     }
 
     /// Somebody keeps writers from ringing for so long.
@@ -172,7 +180,7 @@ impl Doorbell {
                 if self.look_at > now {
                     return None;
                 }
-                self.look_at = now + if ours { PACE } else { PEER_PACE };
+                self.look_at = now + if ours { self.pace } else { PEER_PACE };
                 Some(Step::Look)
             }
             Phase::Listed { writers, .. } if writers.is_empty() => {
@@ -301,9 +309,11 @@ mod tests {
             now += 5 * MS;
         }
         assert!(!doorbell.push_due(now), "pushed a moment ago");
+        now = doorbell.next_at().expect("a look is due").max(now);
         assert_eq!(doorbell.step(now), Some(Step::Look));
         assert_eq!(doorbell.step(now), None, "one look at a time");
-        assert_eq!(doorbell.next_at(), Some(now + PACE));
+        let next = doorbell.next_at().expect("another");
+        assert!(next >= now + PACE && next <= now + LONGEST_PACE);
         // Looks that find nothing.
         doorbell.claimed(0, false, now);
         now += WINDOW * 3;
@@ -312,6 +322,25 @@ mod tests {
         doorbell.listed(None, Vec::new(), now);
         assert_eq!(doorbell.step(now), None);
         assert_eq!(doorbell.next_at(), None);
+    }
+
+    #[test]
+    fn the_more_events_there_are_the_longer_it_waits_between_looks() {
+        for (rows, pace) in [(5, PACE), (10, 2 * PACE), (500, LONGEST_PACE)] {
+            let mut now = Instant::now();
+            let mut doorbell = asleep(now);
+            for _ in 0..40 {
+                doorbell.claimed(rows, false, now);
+                if doorbell.push_due(now) {
+                    doorbell.pushed(now);
+                }
+                now += 5 * MS;
+            }
+            now = doorbell.next_at().expect("a look is due").max(now);
+            assert_eq!(doorbell.step(now), Some(Step::Look));
+            let wait = doorbell.next_at().expect("another") - now;
+            assert!(wait >= pace && wait < pace + 2 * MS, "{rows}: {wait:?}");
+        }
     }
 
     #[test]
