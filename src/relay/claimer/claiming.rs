@@ -24,12 +24,26 @@ const SLOW_CLAIM: Duration = Duration::from_millis(25);
 const REPLAN_PAUSE: Duration = Duration::from_secs(1);
 /// Before a row that somebody holds locked is tried again.
 const LOCKED_PAUSE: Duration = Duration::from_millis(250);
-/// Payload bytes read in one piece, by their stored size.
+/// Payload bytes read in one piece, as far as they are known before.
 const PIECE_BYTES: usize = 1 << 20;
+/// From this size on PostgreSQL may have compressed a payload
+/// (<https://www.postgresql.org/docs/current/storage-toast.html>), ...
+const COMPRESSED_FROM: usize = 2_000;
+/// ... mostly not by more than this.
+const COMPRESSED_BY: usize = 8;
 /// Rows read in one piece.
 const PIECE_ROWS: usize = 500;
 /// Loaded payload in hand beyond which no more is read.
-const LOADED_BYTES: usize = 32 << 20;
+const LOADED_BYTES: usize = 16 << 20;
+
+/// How much a payload may take once it is read.
+fn expected_bytes(row: &ClaimedRow) -> usize {
+    if row.stored_bytes < COMPRESSED_FROM {
+        row.stored_bytes
+    } else {
+        row.stored_bytes.saturating_mul(COMPRESSED_BY)
+    }
+}
 
 impl Claimer {
     pub(super) fn claim(
@@ -94,9 +108,9 @@ impl Claimer {
                 .to_load
                 .front()
                 .filter(|(_, claimed)| Arc::ptr_eq(claimed, &token))
-            && (rows.is_empty() || bytes + row.stored_bytes <= PIECE_BYTES)
+            && (rows.is_empty() || bytes + expected_bytes(row) <= PIECE_BYTES)
         {
-            bytes += row.stored_bytes;
+            bytes += expected_bytes(row);
             rows.extend(self.to_load.pop_front().map(|(row, _)| row));
         }
         // Of several claims, perhaps: no two of them hold rows of the same aggregate.
