@@ -36,6 +36,12 @@ SELECT EXISTS (SELECT FROM renewed) AS renewed,
                  AND NOT EXISTS (SELECT FROM {{outbox_replica}} r WHERE r.name = o.claimed_by)) AS strays,
        EXISTS (SELECT FROM {{outbox}} o
                WHERE coalesce(o.status = 'pending' AND o.claimed_by IS NULL, false) AND o.next_attempt_at <= now()) AS due,
+       -- Is anything parked, in whosever bucket?
+       (SELECT o.id FROM {{outbox}} o
+        WHERE o.status = 'pending' AND o.claimed_by IS NULL AND o.parked
+        ORDER BY {{outbox_bucket_of}}(o.aggregate_type, o.aggregate_id),
+                 {{outbox_hash_of}}(o.aggregate_type, o.aggregate_id), o.id
+        LIMIT 1) IS NOT NULL AS parked,
        -- For how long writers are still kept from ringing, by whomever.
        (SELECT s.last_value - (extract(epoch FROM clock_timestamp()) * 1000)::bigint
         FROM {{outbox_awake_until}} s) AS awake_ms,

@@ -37,6 +37,7 @@ use runner::{Prepared, Runner};
 
 use crate::config::{DatabaseConfig, PoolerSetting, Secret};
 
+mod aside;
 mod claim;
 mod connect;
 mod dead;
@@ -52,6 +53,7 @@ mod prune;
 mod runner;
 mod shape;
 
+pub use aside::{Promoted, SweepAnswer, SweepRequest};
 pub use claim::{ClaimAnswer, ClaimRequest, ClaimedRow, Visit};
 pub use connect::{Connector, Notifications};
 pub use dead::{
@@ -199,8 +201,8 @@ macro_rules! queries {
 queries! {
     alert_clear, alert_raise, awake, bucket_acquire, bucket_give_up, claim, claim_buckets, dead_count,
     dead_discard, dead_letter, dead_list, dead_not, dead_replay, dead_show, go_quiet, id_sequence, lag, lag_change, load, mark_failed,
-    mark_published, mark_waiting, oldest_writer, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
-    stay_awake, still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows, writers,
+    mark_published, mark_waiting, oldest_writer, promote, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
+    stay_awake, still_claimed, sweep, takeover_begin, takeover_buckets, takeover_end, takeover_rows, writers,
 }
 
 /// The outbox in its database. Cheap to clone.

@@ -341,11 +341,11 @@ async fn check_tells_what_is_missing_line_by_line() {
     assert!(failed[0]["detail"].as_str().unwrap().contains("127.0.0.1"));
     assert!(!run.stdout.contains(SECRET) && !run.stderr.contains(SECRET));
 
-    world.sql("DROP INDEX outbox_claim").await;
+    world.sql("DROP INDEX outbox_walked").await;
     let run = world.command(&[], &["check"]).await;
     assert_eq!(run.status.code(), FAILED);
     assert!(
-        run.stdout.contains("FAIL outbox ") && run.stdout.contains("outbox_claim"),
+        run.stdout.contains("FAIL outbox ") && run.stdout.contains("outbox_walked"),
         "{}",
         run.stdout
     );
