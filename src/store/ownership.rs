@@ -106,7 +106,7 @@ pub struct Tended {
     pub peers_busy: bool,
     /// Rows are claimed that nobody stands for.
     pub strays: bool,
-    /// An unclaimed row is due, in whosever bucket.
+    /// An unclaimed row may be due that is not parked, in whosever bucket.
     pub due: bool,
     /// When the next row falls due.
     pub next_due: Option<Duration>,

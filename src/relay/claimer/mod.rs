@@ -2,7 +2,7 @@
 //!
 //! # Role
 //! The only one that talks on the session: heartbeat, takeover, sharing of buckets, claims; one
-//! statement at a time, chosen by `step`. Decisions are in [`super::rounds`].
+//! statement at a time, chosen by `step`. Decisions are in [`super::rounds`] and [`super::sweep`].
 //! # Receives
 //! [`Wake`] from the listener, [`Ready`] from the supervisor, [`Returned`] from the marker,
 //! [`Drain`] and [`Leave`] from the supervisor, [`Observe`].
