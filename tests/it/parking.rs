@@ -81,8 +81,11 @@ impl World {
 
 /// Times that it was looked for events that hold an aggregate, which is done at each visit of one.
 const VISITS: &str = "SELECT pg_stat_get_numscans('outbox_holding'::regclass)";
-/// Entries of the outbox's indexes that were read, also by heartbeats.
-const READS: &str = "SELECT sum(pg_stat_get_tuples_returned(indexrelid))::bigint FROM pg_index WHERE indrelid = 'outbox'::regclass";
+/// Entries of the outbox's indexes that were read, also by heartbeats; but for those that the look at the lag counts
+/// in.
+const READS: &str = "SELECT sum(pg_stat_get_tuples_returned(oid))::bigint FROM pg_class
+     WHERE relkind = 'i' AND relnamespace = current_schema()::regnamespace AND relname LIKE 'outbox%'
+       AND relname NOT IN ('outbox_due', 'outbox_dead')";
 
 async fn five_leave(world: &mut World) {
     for _ in 0..5 {
@@ -119,11 +122,7 @@ async fn an_event_leaves_at_once_beside_many_aggregates_that_cannot_go() {
         );
         assert!((5..500).contains(&visits), "{statistics}: {visits} visits");
         // A statement that reads one class from its beginning to its end would read as many at once.
-        let by_index: String = world.one("SELECT string_agg(format('%s %s', relname, pg_stat_get_tuples_returned(oid)), ' ') FROM pg_class WHERE relkind = 'i' AND relname LIKE 'outbox%' AND relnamespace = current_schema()::regnamespace").await;
-        assert!(
-            reads < i64::from(MANY),
-            "{statistics}: {reads} entries {by_index}"
-        );
+        assert!(reads < i64::from(MANY), "{statistics}: {reads} entries");
     }
     let pending = world.count("pending").await;
     assert_eq!(pending, i64::from(MANY) + 5_000, "held, and still there");
