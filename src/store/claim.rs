@@ -13,7 +13,7 @@ use super::{Session, StoreError};
 use crate::event::{AggregateKey, EventId};
 
 /// Rows that a claim parks, at most: it takes a few milliseconds more for them.
-const MOST_PARKED: i32 = 512;
+const MOST_PARKED: i32 = 256;
 /// Of one aggregate: of one with many it saves no more than one visit, which is not worth many writes at once.
 const MOST_PARKED_OF_ONE: i32 = 32;
 /// Nothing is parked behind a row that is due sooner: it would have to be put back in a moment.

@@ -199,6 +199,10 @@ async fn events_behind_a_scheduled_one_leave_after_it_in_order() {
         wanted[0]
     );
     world.until_parked(6).await;
+    let oldest = world.store.lag().await.unwrap().oldest.unwrap();
+    assert_eq!(oldest.id, wanted[1][1]);
+    let said = format!("it is behind event {late}, which is due in ");
+    assert!(oldest.waits_for.starts_with(&said), "{}", oldest.waits_for);
     assert_eq!(
         ids(&world.arrivals(7, Duration::from_secs(11) + AT_ONCE).await),
         wanted[1]

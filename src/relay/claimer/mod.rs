@@ -476,13 +476,16 @@ impl Claimer {
         let doorbell = doorbell.filter(|_| self.may_claim() && self.minds_the_doorbell());
         let horizon = self.horizon.as_ref().and_then(Horizon::next_at);
         let horizon = horizon.filter(|_| self.may_claim());
+        // While a statement runs, or after one that failed, its time may be over already.
+        let sweep = self.sweep.next_at();
+        let sweep = sweep.filter(|_| self.may_claim() && !self.busy && self.rest_until.is_none());
         let next = [
             self.due_at,
             self.locked_at,
             self.rest_until,
             doorbell,
             horizon,
-            self.sweep.next_at().filter(|_| self.may_claim()),
+            sweep,
         ]
         .into_iter()
         .flatten()
