@@ -117,13 +117,15 @@ async fn whatever_happens_to_events_all_that_may_go_have_gone_in_order() {
     let mut world = World::new().await;
     world.unbind("#").await;
     world.bind("*.Good").await;
+    let ordering = ["visible", "strict"][rand::rng().random_range(0..2)];
     let settings = [
+        ("relay.ordering", ordering),
         ("relay.tick", "1h"),
         ("relay.lease", "30s"),
         ("retry.max_attempts", "2"),
         ("retry.backoff", "300ms"),
     ];
-    let relays = [
+    let mut relays = [
         world.ready_relay(&settings).await,
         world.ready_relay(&settings).await,
     ];
@@ -143,6 +145,14 @@ async fn whatever_happens_to_events_all_that_may_go_have_gone_in_order() {
         }));
     }
     let mut arrivals: Vec<Arrival> = Vec::new();
+    if rand::rng().random_range(0..2) == 0 {
+        let half = Instant::now() + SPAN / 2;
+        while Instant::now() < half {
+            arrivals.extend(world.next_arrival(Duration::from_millis(50)).await);
+        }
+        relays[0].kill().await;
+        relays[0] = world.relay(&settings);
+    }
     for actor in actors {
         while !actor.is_finished() {
             arrivals.extend(world.next_arrival(Duration::from_millis(50)).await);
