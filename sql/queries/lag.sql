@@ -42,6 +42,20 @@ SELECT least($1::int,
         WHERE d.status = 'dead' AND d.holds IS NOT FALSE
           AND {{outbox_hash_of}}(d.aggregate_type, d.aggregate_id) = {{outbox_hash_of}}(o.aggregate_type, o.aggregate_id)
           AND d.id < o.id
-        ORDER BY d.id LIMIT 1) AS behind_dead
+        ORDER BY d.id LIMIT 1) AS behind_dead,
+       CASE WHEN f.next_attempt_at > now() THEN f.id END AS behind_later,
+       CASE WHEN NOT isfinite(f.next_attempt_at) THEN 'infinity'::float8
+            ELSE extract(epoch FROM f.next_attempt_at - now())::float8 END AS later_due_in_seconds
 FROM (SELECT) one
 LEFT JOIN LATERAL (SELECT * FROM waiting w ORDER BY w.due_since LIMIT 1) o ON true
+-- The first of its aggregate that is set aside: it may wait for its time, and the others with it.
+LEFT JOIN LATERAL (
+    SELECT x.id, x.next_attempt_at
+    FROM {{outbox}} x
+    WHERE {{outbox_bucket_of}}(x.aggregate_type, x.aggregate_id) = {{outbox_bucket_of}}(o.aggregate_type, o.aggregate_id)
+      AND x.status = 'pending' AND x.claimed_by IS NULL
+      AND NOT {{outbox_walked}}(x.parked, x.next_attempt_at, x.created_at)
+      AND {{outbox_hash_of}}(x.aggregate_type, x.aggregate_id) = {{outbox_hash_of}}(o.aggregate_type, o.aggregate_id)
+      AND x.id < o.id
+    ORDER BY x.id LIMIT 1
+) f ON true

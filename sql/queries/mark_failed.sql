@@ -24,6 +24,8 @@ WITH locked AS MATERIALIZED (
         -- Doubles up to an hour; the exponent is bounded before power() could overflow.
         next_attempt_at = now() + make_interval(
             secs => least($6::float8 * power(2, least(greatest(b.attempts - 1, 0), 30)), 3600)),
+        -- It waits for that time; as in the other rows, what is handed back is in the walk.
+        parked = NULL,
         claimed_by = NULL, claimed_until = NULL
     FROM before b
     WHERE o.id = b.id

@@ -12,6 +12,7 @@ UPDATE {{outbox}} o
 SET claimed_by = NULL, claimed_until = NULL,
     last_error = CASE WHEN o.id = ANY ($1::bigint[]) THEN $5 ELSE o.last_error END,
     next_attempt_at = CASE WHEN o.id = ANY ($1::bigint[]) THEN now() + make_interval(secs => $4::float8)
-                           ELSE o.next_attempt_at END
+                           ELSE o.next_attempt_at END,
+    parked = CASE WHEN NOT o.id = ANY ($1::bigint[]) THEN o.parked END
 WHERE o.id = ANY (ARRAY(SELECT l.id FROM locked l))
 RETURNING o.id

@@ -34,8 +34,25 @@ SELECT EXISTS (SELECT FROM renewed) AS renewed,
                WHERE o.status = 'pending' AND o.claimed_by IS NOT NULL
                  AND (o.claimed_until IS NULL OR o.claimed_until <= clock_timestamp())
                  AND NOT EXISTS (SELECT FROM {{outbox_replica}} r WHERE r.name = o.claimed_by)) AS strays,
-       EXISTS (SELECT FROM {{outbox}} o
-               WHERE coalesce(o.status = 'pending' AND o.claimed_by IS NULL, false) AND o.next_attempt_at <= now()) AS due,
+       -- Is there a row in the walk, or one to be promoted? For parked ones it is not for claims to look.
+       (SELECT o.id FROM {{outbox}} o
+        WHERE o.status = 'pending' AND o.claimed_by IS NULL AND {{outbox_walked}}(o.parked, o.next_attempt_at, o.created_at)
+        ORDER BY {{outbox_bucket_of}}(o.aggregate_type, o.aggregate_id),
+                 {{outbox_hash_of}}(o.aggregate_type, o.aggregate_id), o.id
+        LIMIT 1) IS NOT NULL
+       OR EXISTS (SELECT FROM {{outbox_bucket}} b
+                  WHERE (SELECT o.id FROM {{outbox}} o
+                         WHERE {{outbox_bucket_of}}(o.aggregate_type, o.aggregate_id) = b.bucket
+                           AND o.status = 'pending' AND o.claimed_by IS NULL AND o.parked IS NULL
+                           AND NOT {{outbox_walked}}(o.parked, o.next_attempt_at, o.created_at)
+                           AND o.next_attempt_at <= now()
+                         ORDER BY o.next_attempt_at LIMIT 1) IS NOT NULL) AS due,
+       -- Is anything parked, in whosever bucket?
+       (SELECT o.id FROM {{outbox}} o
+        WHERE o.status = 'pending' AND o.claimed_by IS NULL AND o.parked
+        ORDER BY {{outbox_bucket_of}}(o.aggregate_type, o.aggregate_id),
+                 {{outbox_hash_of}}(o.aggregate_type, o.aggregate_id), o.id
+        LIMIT 1) IS NOT NULL AS parked,
        -- For how long writers are still kept from ringing, by whomever.
        (SELECT s.last_value - (extract(epoch FROM clock_timestamp()) * 1000)::bigint
         FROM {{outbox_awake_until}} s) AS awake_ms,

@@ -99,6 +99,7 @@ impl Generation {
             marker: marker.clone(),
             exited: supervisor.clone().recipient(),
             idle: supervisor.clone().recipient(),
+            hearing: plan.hearing.subscribe(),
         };
         let claimer = Claimer::new(plan.store.clone(), settings, links, old_tokens).start();
         marker.try_send(ReturnTo(claimer.clone().recipient())).ok();

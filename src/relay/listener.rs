@@ -30,6 +30,7 @@ use tokio::time::timeout;
 use super::breaker::pauses;
 use super::claimer::Wake;
 use super::supervisor::{Child, Exited};
+use super::sweep::ALL_BUCKETS;
 use crate::config::WakeSetting;
 use crate::metrics;
 use crate::store::{Connector, Notifications, Store, StoreError};
@@ -40,6 +41,8 @@ const PROOF: &str = "prove:";
 const PEER: &str = "peer";
 /// Payload of a replica's ring when it keeps writers from ringing from now on.
 const PEER_AWAKE: &str = "awake";
+/// What a ring begins with that says in which bucket events were freed.
+const FREED: &str = "freed:";
 /// Quiet for this long: prove again. Once a minute keeps an idle relay quiet.
 const QUIET: Duration = Duration::from_secs(60);
 /// A notification to oneself takes a round trip.
@@ -218,6 +221,7 @@ async fn listen_on(
         Wake {
             peers: false,
             awake: true,
+            freed: ALL_BUCKETS,
         },
     );
     let lost = async { is_lost.await.unwrap_or_else(|_| "closed".into()) };
@@ -284,6 +288,7 @@ fn pass_on(first: &str, notifications: &mut Notifications, claimer: &Recipient<W
         let more = self::hint(more.payload());
         hint.peers |= more.peers;
         hint.awake |= more.awake;
+        hint.freed |= more.freed;
     }
     if rung {
         wake(claimer, hint);
@@ -298,7 +303,17 @@ fn hint(payload: &str) -> Wake {
     Wake {
         peers: payload == PEER,
         awake: payload == PEER_AWAKE,
+        freed: payload.strip_prefix(FREED).map_or(0, freed),
     }
+}
+
+/// The bucket as a bit; of one that cannot be read, all of them.
+fn freed(bucket: &str) -> u64 {
+    let number = bucket
+        .parse()
+        .ok()
+        .filter(|number: &u32| *number < u64::BITS);
+    number.map_or(ALL_BUCKETS, |number| 1 << number)
 }
 
 fn wake(claimer: &Recipient<Wake>, hint: Wake) {

@@ -61,6 +61,7 @@ mod generation;
 pub mod listener;
 pub mod claimer;
 pub mod rounds;
+pub mod sweep;
 pub mod doorbell;
 pub mod horizon;
 pub mod publisher;

@@ -11,6 +11,8 @@
 //!   has its turn in every round.
 //! - A round that left something behind is followed by another: after the next return of rows if an
 //!   aggregate was busy, after a pause if a row was locked.
+//! - An aggregate is met in a round if it has a row in the walk; those aside are brought back by others
+//!   ([`super::sweep`], and the promotion).
 //! - A bucket that is being given up is not claimed from.
 
 use std::collections::BTreeMap;

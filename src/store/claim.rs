@@ -3,12 +3,21 @@
 //! One short READ COMMITTED transaction of separate statements, each with a snapshot of its own,
 //! sent in one go: nobody freezes between them and keeps locks for longer than the server allows.
 
+use std::time::Duration;
+
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::connect::in_time;
 use super::{Session, StoreError};
 use crate::event::{AggregateKey, EventId};
+
+/// Rows that a claim parks, at most: it takes a few milliseconds more for them.
+const MOST_PARKED: i32 = 256;
+/// Of one aggregate: of one with many it saves no more than one visit, which is not worth many writes at once.
+const MOST_PARKED_OF_ONE: i32 = 32;
+/// Nothing is parked behind a row that is due sooner: it would have to be put back in a moment.
+const LATE: Duration = Duration::from_secs(10);
 
 /// What to claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,6 +79,12 @@ pub struct ClaimAnswer {
     pub locked: bool,
     /// Ids beyond the horizon were met: look again when it is wider.
     pub beyond: bool,
+    /// Buckets in which a row could not be put into the walk, since somebody holds it locked: to be swept
+    /// after a while.
+    pub stuck: Vec<u8>,
+    /// When the next row falls due that was met or waits for its time in these buckets; zero: one is to be
+    /// promoted.
+    pub due_in: Option<Duration>,
     /// Buckets that carry our token, as the claim saw them.
     pub owned: Vec<u8>,
 }
@@ -85,7 +100,7 @@ impl Session {
         }
         let partitions = i32::try_from(request.rooms.len()).unwrap_or(i32::MAX);
         let number = self.token.number();
-        let values: [&(dyn ToSql + Sync); 11] = [
+        let values: [&(dyn ToSql + Sync); 14] = [
             &number,
             &self.token.name(),
             &self.lease.as_secs_f64(),
@@ -97,6 +112,9 @@ impl Session {
             &partitions,
             &request.rooms,
             &request.horizon,
+            &MOST_PARKED,
+            &MOST_PARKED_OF_ONE,
+            &LATE.as_secs_f64(),
         ];
         let whose: [&(dyn ToSql + Sync); 1] = [&number];
         let claim = self.statements.claim.borrow().clone();
@@ -120,7 +138,7 @@ impl Session {
     }
 }
 
-fn bucket_of(row: &Row, column: usize) -> u8 {
+pub(super) fn bucket_of(row: &Row, column: usize) -> u8 {
     u8::try_from(row.get::<_, i32>(column))
         .expect("a CHECK and the bucket function keep buckets in 0..64")
 }
@@ -139,6 +157,12 @@ fn read_answer(buckets: &[Row], rows: &[Row]) -> ClaimAnswer {
                 stored_bytes: usize::try_from(row.get::<_, i32>(5)).unwrap_or(0),
             }),
             "cut" => answer.cuts.push((bucket_of(row, 2), row.get(1))),
+            "stuck" => answer.stuck.push(bucket_of(row, 2)),
+            "due" => {
+                answer.due_in = Some(Duration::from_millis(
+                    row.get::<_, i64>(1).max(0).unsigned_abs(),
+                ))
+            }
             "visit" => answer.visits.push(Visit {
                 bucket: bucket_of(row, 2),
                 last: row.get(1),

@@ -167,6 +167,14 @@ impl Store {
     }
 }
 
+/// For people, in whole seconds; none for what never ends.
+fn wait(seconds: f64) -> Option<humantime::FormattedDuration> {
+    let whole = seconds.ceil().clamp(1.0, 1e12) as u64;
+    seconds
+        .is_finite()
+        .then(|| humantime::format_duration(Duration::from_secs(whole)))
+}
+
 fn waits_for(row: &tokio_postgres::Row) -> String {
     if let Some(dead) = row.get::<_, Option<i64>>("behind_dead") {
         return format!("it is held behind dead-lettered event {dead}: replay or discard that one");
@@ -174,15 +182,21 @@ fn waits_for(row: &tokio_postgres::Row) -> String {
     if let Some(replica) = row.get::<_, Option<&str>>("claimed_by") {
         return format!("it is in hand of {replica}");
     }
+    if let Some(later) = row.get::<_, Option<i64>>("behind_later") {
+        return match wait(row.get("later_due_in_seconds")) {
+            Some(wait) => format!("it is behind event {later}, which is due in {wait}"),
+            None => format!(
+                "it is behind event {later}, whose next_attempt_at is infinite: it is never due"
+            ),
+        };
+    }
     let due_in: f64 = row.get("due_in_seconds");
     let attempts: i32 = row.get("attempts");
     if due_in.is_infinite() {
         return "its next_attempt_at is infinite: it is never due".to_owned();
     }
     let failed_before: Option<&str> = row.get("last_error");
-    if due_in > 0.0 {
-        let wait =
-            humantime::format_duration(Duration::from_secs(due_in.ceil().clamp(1.0, 1e12) as u64));
+    if let Some(wait) = wait(due_in).filter(|_| due_in > 0.0) {
         return match (attempts, failed_before) {
             (1.., _) => format!("it failed {attempts} time(s) and is tried again in {wait}"),
             (_, Some(_)) => format!("it waits for its destination and is tried again in {wait}"),

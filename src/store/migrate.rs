@@ -29,11 +29,27 @@ const MIGRATIONS: &[(&str, &str)] = &[
         "V3__doorbell",
         include_str!("../../sql/migrations/0003_doorbell.sql"),
     ),
+    (
+        "V4__parked",
+        include_str!("../../sql/migrations/0004_parked.sql"),
+    ),
 ];
 
 /// Name (after the table's) and text of each index.
 pub(super) const INDEXES: &[(&str, &str)] = &[
-    ("claim", include_str!("../../sql/indexes/outbox_claim.sql")),
+    (
+        "walked",
+        include_str!("../../sql/indexes/outbox_walked.sql"),
+    ),
+    ("aside", include_str!("../../sql/indexes/outbox_aside.sql")),
+    (
+        "parked",
+        include_str!("../../sql/indexes/outbox_parked.sql"),
+    ),
+    (
+        "postponed",
+        include_str!("../../sql/indexes/outbox_postponed.sql"),
+    ),
     (
         "claimed",
         include_str!("../../sql/indexes/outbox_claimed.sql"),
@@ -52,7 +68,7 @@ pub(super) const INDEXES: &[(&str, &str)] = &[
 ];
 
 /// Indexes of older versions that nothing uses any more.
-const OBSOLETE_INDEXES: &[&str] = &["oldest", "waiting"];
+const OBSOLETE_INDEXES: &[&str] = &["oldest", "waiting", "claim"];
 
 /// An INSERT that queues behind our DDL waits no longer than this.
 const DDL_LOCK_TIMEOUT: &str = "SET lock_timeout = '900ms'; SET statement_timeout = 0";

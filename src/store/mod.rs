@@ -19,6 +19,36 @@
 //! first row that is not due, locked by anybody, or behind a dead event that holds. Nothing is
 //! claimed of an aggregate that has a row in hand.
 //!
+//! **Aside.** A claim walks the aggregates that have a row *in the walk*. Pending, unclaimed rows are of two
+//! classes, by `parked` and the function `outbox_walked`: those in the walk, and those *aside*. Aside are
+//! - *postponed* rows (`parked` is NULL): they wait for their `next_attempt_at`, which was later than their
+//!   writing from the start or became so by a failed attempt. Once due they are *promoted* (false: in the walk).
+//! - *parked* rows (true): when they were met, a dead row or one that was not due for long stood before them and
+//!   held their aggregate.
+//!
+//! An aggregate that is visited is read from both classes in one order of ids, so where a row stands says nothing
+//! about when it may go: only whether its aggregate is found. The invariant: *an aggregate that has pending rows,
+//! none of them in hand, and whose first row may go, has a row in the walk, or a postponed row that is due, or a
+//! sweep of its bucket is owed.* It holds, because:
+//! - Whoever writes an event writes it into the walk, or postponed.
+//! - Only the bucket's owner parks, in the claim's transaction, which holds the bucket; and only rows behind a dead row
+//!   that holds, or behind a first row that is not due and is, or becomes, postponed.
+//! - A claim that takes a part of an aggregate puts the first row it leaves into the walk if it stood aside
+//!   (or has it wait for its time). That covers every cut: a limit, no room, a row locked or changed
+//!   meanwhile, an id too great. Behind a dead row it stays parked. If that row is locked, a sweep is owed after a
+//!   while. A claim that takes nothing of an aggregate leaves the row by which it was found.
+//! - A row in hand is of the walk again when it is handed back, by whomever; a failed one is postponed.
+//! - Postponed rows that are due are told of by every claim in their buckets, and a timer is set for the next. A
+//!   promotion that finds some locked is repeated.
+//! - What held an aggregate ceases to by a statement of somebody's: a dead row is replayed, discarded, deleted, or holds
+//!   no longer; one that is not due is discarded, deleted, published by hand, or is to go sooner. Each of these rings
+//!   with its bucket's number, and the *sweep* of that bucket puts the first parked row of every aggregate that
+//!   nothing holds back into the walk. The owner parks and sweeps one after the other on one session: a sweep
+//!   that starts after the ring sees what a claim parked that did not see the statement yet.
+//! - A ring may be lost: to a connection (so a listener that begins to listen asks for all buckets), to a relay that
+//!   dies or gives the bucket away (so a bucket is swept when it becomes ours), or because there is none (so all
+//!   buckets are swept with every tick while we do not hear). A lap a minute is the backstop for the rest.
+//!
 //! **Mark.** Every write to a claimed row names its id, its claim and its status. It waits for no
 //! row lock. Rows that it did not reach are either locked (tried again) or no longer ours (counted).
 //!
@@ -37,6 +67,7 @@ use runner::{Prepared, Runner};
 
 use crate::config::{DatabaseConfig, PoolerSetting, Secret};
 
+mod aside;
 mod claim;
 mod connect;
 mod dead;
@@ -52,6 +83,7 @@ mod prune;
 mod runner;
 mod shape;
 
+pub use aside::{Promoted, SweepAnswer, SweepRequest};
 pub use claim::{ClaimAnswer, ClaimRequest, ClaimedRow, Visit};
 pub use connect::{Connector, Notifications};
 pub use dead::{
@@ -199,8 +231,8 @@ macro_rules! queries {
 queries! {
     alert_clear, alert_raise, awake, bucket_acquire, bucket_give_up, claim, claim_buckets, dead_count,
     dead_discard, dead_letter, dead_list, dead_not, dead_replay, dead_show, go_quiet, id_sequence, lag, lag_change, load, mark_failed,
-    mark_published, mark_waiting, oldest_writer, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
-    stay_awake, still_claimed, takeover_begin, takeover_buckets, takeover_end, takeover_rows, writers,
+    mark_published, mark_waiting, oldest_writer, promote, prune, prune_count, release, release_strays, replica_leave, replica_register, replica_tend, replica_token, replicas, ring, schema_version,
+    stay_awake, still_claimed, sweep, takeover_begin, takeover_buckets, takeover_end, takeover_rows, writers,
 }
 
 /// The outbox in its database. Cheap to clone.

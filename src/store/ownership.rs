@@ -25,6 +25,8 @@ pub(super) struct Statements {
     pub(super) claim_buckets: Prepared,
     /// Replaced when its plan has become stale.
     pub(super) claim: RefCell<Prepared>,
+    pub(super) promote: Prepared,
+    pub(super) sweep: Prepared,
     tend: Prepared,
     takeover_begin: Prepared,
     takeover_buckets: Prepared,
@@ -53,6 +55,8 @@ impl Statements {
         Ok(Self {
             claim_buckets: prepare(&queries.claim_buckets).await?,
             claim: RefCell::new(prepare(&queries.claim).await?),
+            promote: prepare(&queries.promote).await?,
+            sweep: prepare(&queries.sweep).await?,
             tend: prepare(&queries.replica_tend).await?,
             takeover_begin: prepare(&queries.takeover_begin).await?,
             takeover_buckets: prepare(&queries.takeover_buckets).await?,
@@ -102,10 +106,12 @@ pub struct Tended {
     pub peers_busy: bool,
     /// Rows are claimed that nobody stands for.
     pub strays: bool,
-    /// An unclaimed row is due, in whosever bucket.
+    /// An unclaimed row may be due that is not parked, in whosever bucket.
     pub due: bool,
     /// When the next row falls due.
     pub next_due: Option<Duration>,
+    /// Rows are parked, in whosever bucket.
+    pub parked: bool,
     /// For how long writers are still kept from ringing, by whomever.
     pub kept_awake: Option<Duration>,
 }
@@ -203,7 +209,7 @@ impl Session {
         })
     }
 
-    async fn query(
+    pub(super) async fn query(
         &self,
         statement: &Prepared,
         values: &Values<'_>,
@@ -251,6 +257,7 @@ impl Session {
             peers_busy: row.get("peers_busy"),
             strays: row.get("strays"),
             due: row.get("due"),
+            parked: row.get("parked"),
             kept_awake: milliseconds(row.get("awake_ms")),
             next_due: row
                 .get::<_, Option<f64>>("next_due_seconds")
@@ -435,7 +442,7 @@ impl Session {
     }
 }
 
-fn one(rows: Vec<Row>) -> Result<Row, StoreError> {
+pub(super) fn one(rows: Vec<Row>) -> Result<Row, StoreError> {
     rows.into_iter()
         .next()
         .ok_or_else(|| StoreError::Unavailable("the server answered no row".into()))

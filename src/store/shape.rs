@@ -28,10 +28,11 @@ const COLUMNS: &[(&str, &[&str])] = &[
     ("correlation_id", &["text", "character varying"]),
     ("headers", &["jsonb"]),
     ("holds", &["boolean"]),
+    ("parked", &["boolean"]),
 ];
 
 /// Columns that a table of the base shape must have before it can be adopted.
-const ADDED_COLUMNS: &[&str] = &["event_id", "correlation_id", "headers", "holds"];
+const ADDED_COLUMNS: &[&str] = &["event_id", "correlation_id", "headers", "holds", "parked"];
 
 const SHAPE: &str = include_str!("../../sql/queries/shape.sql");
 
@@ -133,7 +134,7 @@ impl Store {
 
     fn silent_triggers(&self, found: &Found) -> Vec<SilentTrigger> {
         let mut silent = Vec::new();
-        for suffix in ["ring_insert", "ring_revive"] {
+        for suffix in ["ring_insert", "ring_revive", "ring_delete"] {
             let name = format!("{}_{suffix}", self.names.table);
             let state = match found.triggers.get(&name).map(String::as_str) {
                 Some("enabled") => continue,

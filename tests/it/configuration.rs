@@ -341,11 +341,11 @@ async fn check_tells_what_is_missing_line_by_line() {
     assert!(failed[0]["detail"].as_str().unwrap().contains("127.0.0.1"));
     assert!(!run.stdout.contains(SECRET) && !run.stderr.contains(SECRET));
 
-    world.sql("DROP INDEX outbox_claim").await;
+    world.sql("DROP INDEX outbox_walked").await;
     let run = world.command(&[], &["check"]).await;
     assert_eq!(run.status.code(), FAILED);
     assert!(
-        run.stdout.contains("FAIL outbox ") && run.stdout.contains("outbox_claim"),
+        run.stdout.contains("FAIL outbox ") && run.stdout.contains("outbox_walked"),
         "{}",
         run.stdout
     );
@@ -457,8 +457,8 @@ async fn an_outbox_of_another_shape_is_refused_at_the_start() {
             &["column id", "integer", "bigint"],
         ),
         (
-            "ALTER TABLE outbox ALTER created_at TYPE timestamp",
-            &["column created_at", "with time zone"],
+            "ALTER TABLE outbox ALTER published_at TYPE timestamp",
+            &["column published_at", "with time zone"],
         ),
         (
             "ALTER TABLE outbox DROP headers",
@@ -482,7 +482,7 @@ async fn an_outbox_of_another_shape_is_refused_at_the_start() {
         ),
         (
             "INSERT INTO outbox_migrations SELECT max(version) + 1, 'x', max(applied_on), max(checksum) FROM outbox_migrations",
-            &["schema version 4", "newer bellwire"],
+            &["schema version 5", "newer bellwire"],
         ),
         (
             "DROP TABLE outbox_migrations",

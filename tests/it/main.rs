@@ -9,6 +9,8 @@ mod support;
 
 mod delivery;
 mod ordering;
+mod parking;
+mod parking_hammer;
 mod crash;
 mod shutdown;
 mod replicas;

@@ -68,10 +68,10 @@ async fn a_second_migration_changes_nothing() {
     let world = World::unbound().await;
     world.sql(&format!("DROP SCHEMA {}", world.schema)).await;
     let said = world.migrate().await;
-    assert!(said.contains("schema version 3 now (was 0)"), "{said}");
+    assert!(said.contains("schema version 4 now (was 0)"), "{said}");
     let objects = world.objects().await;
     let said = world.migrate().await;
-    assert!(said.contains("up to date (schema version 3)"), "{said}");
+    assert!(said.contains("up to date (schema version 4)"), "{said}");
     assert_eq!(world.objects().await, objects);
     world.store.check_shape().await.unwrap();
     world.clean().await;
@@ -95,7 +95,7 @@ async fn five_migrations_at_once_make_one_outbox() {
         world
             .one::<i64>("SELECT count(*) FROM outbox_migrations")
             .await,
-        3
+        4
     );
     assert_eq!(
         world.one::<i64>("SELECT count(*) FROM outbox_bucket").await,
@@ -110,7 +110,7 @@ async fn an_interrupted_migration_is_completed_by_the_next() {
     let world = World::unbound().await;
     world.migrate().await;
     world
-        .sql("DROP INDEX outbox_claim; DROP INDEX outbox_due")
+        .sql("DROP INDEX outbox_walked; DROP INDEX outbox_due")
         .await;
     // What an interrupted CREATE INDEX CONCURRENTLY leaves behind.
     world
@@ -121,7 +121,7 @@ async fn an_interrupted_migration_is_completed_by_the_next() {
     world.sql(invalid).await;
     let said = world.migrate().await;
     assert!(
-        said.contains("indexes built: outbox_claim, outbox_due"),
+        said.contains("indexes built: outbox_walked, outbox_due"),
         "{said}"
     );
     world.store.check_shape().await.unwrap();
@@ -232,14 +232,14 @@ async fn a_long_transaction_holds_up_the_migration_and_no_writer() {
     assert_eq!(run.status.code(), Some(0), "{}\n{}", run.stdout, run.stderr);
 
     // Building an index waits for transactions, too; that holds up nobody.
-    world.sql("DROP INDEX outbox_claim").await;
+    world.sql("DROP INDEX outbox_walked").await;
     reader
         .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox")
         .await
         .unwrap();
     let migration = world.migration();
     migration.until_logged("building index", SOON).await;
-    let builds = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%CREATE INDEX CONCURRENTLY%outbox_claim%'
+    let builds = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%CREATE INDEX CONCURRENTLY%outbox_walked%'
                                    AND wait_event_type = 'Lock' AND application_name = 'bellwire migrate')";
     world.until(builds, SOON).await;
     load.more(100).await;

@@ -40,6 +40,16 @@ async fn assert_no_scan(statistics: &str) {
              SELECT 'order', 'dead-' || n, 'Placed', '{}', 'dead', 'unroutable: x' FROM generate_series(1, 500) n",
         )
         .await;
+    // To be parked behind those, promoted, and left aside.
+    world
+        .sql(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+             SELECT 'order', 'dead-' || n, 'Placed', '{}' FROM generate_series(1, 500) n;
+             INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, next_attempt_at)
+             SELECT 'order', 'later-' || n, 'Placed', '{}', now() + n % 2 * interval '1 day' + interval '3 seconds'
+             FROM generate_series(1, 500) n",
+        )
+        .await;
     if statistics == "fresh" {
         world.sql("VACUUM ANALYZE outbox").await;
     }

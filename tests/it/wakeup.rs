@@ -141,7 +141,7 @@ async fn polling_needs_neither_a_session_that_listens_nor_the_trigger() {
         migrated.stdout
     );
     let triggers = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbox'::regclass";
-    assert_eq!(world.one::<i64>(triggers).await, 1, "but for the revived");
+    assert_eq!(world.one::<i64>(triggers).await, 2, "but for the freed");
     let poll = [
         ("relay.wake", "poll"),
         ("relay.tick", "1s"),
@@ -174,7 +174,7 @@ async fn polling_needs_neither_a_session_that_listens_nor_the_trigger() {
         "{}",
         migrated.stdout
     );
-    assert_eq!(world.one::<i64>(triggers).await, 2);
+    assert_eq!(world.one::<i64>(triggers).await, 3);
     world.clean().await;
 }
 

@@ -23,7 +23,7 @@ const SLOW_CLAIM: Duration = Duration::from_millis(25);
 /// On a machine that is simply slow, plans are not remade all the time.
 const REPLAN_PAUSE: Duration = Duration::from_secs(1);
 /// Before a row that somebody holds locked is tried again.
-const LOCKED_PAUSE: Duration = Duration::from_millis(250);
+pub(super) const LOCKED_PAUSE: Duration = Duration::from_millis(250);
 /// Payload bytes read in one piece, as far as they are known before.
 const PIECE_BYTES: usize = 1 << 20;
 /// From this size on PostgreSQL may have compressed a payload
@@ -83,6 +83,7 @@ impl Claimer {
         if answer.locked {
             self.locked_at = Some(Instant::now() + LOCKED_PAUSE);
         }
+        self.met_aside(&answer.stuck, answer.due_in);
         if !answer.rows.is_empty() {
             ::metrics::counter!(metrics::CLAIMED).increment(answer.rows.len() as u64);
             ::metrics::gauge!(metrics::IN_HAND).set(self.rounds.in_hand() as f64);

@@ -2,7 +2,7 @@
 //!
 //! # Role
 //! The only one that talks on the session: heartbeat, takeover, sharing of buckets, claims; one
-//! statement at a time, chosen by `step`. Decisions are in [`super::rounds`].
+//! statement at a time, chosen by `step`. Decisions are in [`super::rounds`] and [`super::sweep`].
 //! # Receives
 //! [`Wake`] from the listener, [`Ready`] from the supervisor, [`Returned`] from the marker,
 //! [`Drain`] and [`Leave`] from the supervisor, [`Observe`].
@@ -29,20 +29,23 @@ use std::time::{Duration, Instant};
 use actix::prelude::*;
 use backoff::ExponentialBackoff;
 use backoff::backoff::Backoff as _;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::breaker::pauses;
 use super::doorbell::{AWAKE, Doorbell};
 use super::horizon::Horizon;
+use super::listener::Hearing;
 use super::marker::Marker;
 use super::publisher::Publisher;
 use super::rounds::Rounds;
 use super::supervisor::{Child, Exited, Idle};
+use super::sweep::Sweep;
 use crate::event::ClaimToken;
 use crate::metrics;
 use crate::route::Router;
 use crate::store::{ClaimRequest, ClaimedRow, Session, Store, StoreError, Tended};
 
+mod aside;
 mod claiming;
 mod looking;
 mod session;
@@ -63,6 +66,8 @@ pub struct Wake {
     pub peers: bool,
     /// A peer keeps writers from ringing.
     pub awake: bool,
+    /// Buckets in which parked events may go by now; bit 0 stands for bucket 0.
+    pub freed: u64,
 }
 
 /// Can events be published now?
@@ -154,6 +159,8 @@ pub struct Links {
     pub exited: Recipient<Exited>,
     /// The supervisor, when one pass is done.
     pub idle: Recipient<Idle>,
+    /// Does the listener hear? While it does not, what rings would tell is looked for by the tick.
+    pub hearing: watch::Receiver<Hearing>,
 }
 
 /// See the module's head.
@@ -162,6 +169,15 @@ pub struct Claimer {
     settings: Settings,
     links: Links,
     rounds: Rounds,
+    sweep: Sweep,
+    /// When the next lap of the sweep is due.
+    lap_at: Instant,
+    /// Rows that waited for their time are due.
+    promote_due: bool,
+    /// Those that are left of them are locked by somebody: not before this.
+    promote_after: Option<Instant>,
+    /// It is the turn of promotion and sweep; then of claims again.
+    aside_turn: bool,
     doorbell: Doorbell,
     /// Only under strict order.
     horizon: Option<Horizon>,
@@ -214,6 +230,11 @@ impl Claimer {
                 settings.batch_size,
                 settings.most_in_hand,
             ),
+            sweep: Sweep::default(),
+            lap_at: now,
+            promote_due: false,
+            promote_after: None,
+            aside_turn: true,
             doorbell: Doorbell::new(now),
             horizon: settings.strict.then(|| Horizon::new(now)),
             quiet_due: false,
@@ -349,19 +370,32 @@ impl Claimer {
                 },
             );
         } else if self.may_claim() {
-            if !self.settings.once && self.doorbell.push_due(Instant::now()) {
-                self.stay_awake(session, context);
-            } else if let Some(step) = self
-                .horizon
-                .as_mut()
-                .and_then(|horizon| horizon.step(Instant::now()))
-            {
-                self.look_at_the_horizon(session, step, context);
-            } else if let Some(request) = self.next_claim() {
-                self.claim(session, request, context);
-            } else if self.minds_the_doorbell() {
-                self.mind_the_doorbell(session, context);
+            // In turns, so that neither waits for the whole of the other.
+            if std::mem::take(&mut self.aside_turn) && self.bring_back(&session, context) {
+                return;
             }
+            self.aside_turn = true;
+            self.look_for_events(&session, context);
+            if !self.busy {
+                self.bring_back(&session, context);
+            }
+        }
+    }
+
+    fn look_for_events(&mut self, session: &Rc<Session>, context: &mut Context<Self>) {
+        let session = session.clone();
+        if !self.settings.once && self.doorbell.push_due(Instant::now()) {
+            self.stay_awake(session, context);
+        } else if let Some(step) = self
+            .horizon
+            .as_mut()
+            .and_then(|horizon| horizon.step(Instant::now()))
+        {
+            self.look_at_the_horizon(session, step, context);
+        } else if let Some(request) = self.next_claim() {
+            self.claim(session, request, context);
+        } else if self.minds_the_doorbell() {
+            self.mind_the_doorbell(session, context);
         }
     }
 
@@ -442,12 +476,16 @@ impl Claimer {
         let doorbell = doorbell.filter(|_| self.may_claim() && self.minds_the_doorbell());
         let horizon = self.horizon.as_ref().and_then(Horizon::next_at);
         let horizon = horizon.filter(|_| self.may_claim());
+        // While a statement runs, or after one that failed, its time may be over already.
+        let sweep = self.sweep.next_at();
+        let sweep = sweep.filter(|_| self.may_claim() && !self.busy && self.rest_until.is_none());
         let next = [
             self.due_at,
             self.locked_at,
             self.rest_until,
             doorbell,
             horizon,
+            sweep,
         ]
         .into_iter()
         .flatten()
@@ -468,6 +506,7 @@ impl Claimer {
             self.tick_at = now + self.settings.tick;
         }
         if self.due_at.take_if(|at| now >= *at).is_some() {
+            self.promote_due = true;
             self.rounds.wake();
         }
         if self.locked_at.take_if(|at| now >= *at).is_some() {
@@ -501,6 +540,8 @@ impl Claimer {
             && self.old_tokens.is_empty()
             && self.dead_peers.is_empty()
             && self.to_load.is_empty()
+            && !self.promote_due
+            && self.sweep.is_done()
             && self.rounds.is_idle()
             && self.horizon.as_ref().is_none_or(Horizon::is_settled)
         {
@@ -533,6 +574,7 @@ impl Handler<Wake> for Claimer {
         let now = Instant::now();
         self.rounds.wake();
         self.widen();
+        self.freed(wake.freed);
         if wake.awake {
             self.doorbell.kept_awake(AWAKE, now);
         }

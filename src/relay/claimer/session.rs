@@ -75,6 +75,7 @@ impl Claimer {
         self.old_tokens.push(session.token().number());
         self.owned.clear();
         self.rounds.set_owned(&[]);
+        self.sweep.set_owned(&[]);
         self.acquire = 0;
         self.dead_peers.clear();
         self.tended = None;
@@ -125,6 +126,7 @@ impl Claimer {
 
     pub(super) fn own(&mut self) {
         self.rounds.set_owned(&self.owned);
+        self.sweep.set_owned(&self.owned);
         ::metrics::gauge!(metrics::BUCKETS_OWNED).set(self.owned.len() as f64);
     }
 
@@ -161,6 +163,9 @@ impl Claimer {
         if tended.due && now >= self.backstop_at {
             self.backstop_at = now + self.settings.tick;
             self.rounds.wake();
+        }
+        if tended.parked && now >= self.lap_at {
+            self.begin_lap(now);
         }
         if let Some(wait) = tended.kept_awake {
             self.doorbell.kept_awake(wait, now);

@@ -39,6 +39,7 @@ use super::generation::{Generation, Plan};
 use super::listener::Hearing;
 use super::marker::Totals;
 use super::outcome::{Outcomes, Subject};
+use super::sweep::ALL_BUCKETS;
 use crate::alert::Alerter;
 use crate::config::{Config, ConfigError};
 use crate::metrics;
@@ -534,7 +535,12 @@ impl Handler<Nudge> for Supervisor {
 
     fn handle(&mut self, _: Nudge, context: &mut Self::Context) {
         if let Some(generation) = &self.generation {
-            generation.claimer.try_send(Wake::default()).ok();
+            // Of one who asks for it by hand: whatever may go.
+            let wake = Wake {
+                freed: ALL_BUCKETS,
+                ..Wake::default()
+            };
+            generation.claimer.try_send(wake).ok();
         }
         self.ring(context);
     }

@@ -1,4 +1,0 @@
--- The claim walks from aggregate to aggregate of a bucket along this index.
-CREATE INDEX CONCURRENTLY IF NOT EXISTS {{name:outbox_claim}} ON {{outbox}} (
-    {{outbox_bucket_of}}(aggregate_type, aggregate_id), {{outbox_hash_of}}(aggregate_type, aggregate_id), id
-) WHERE status = 'pending' AND claimed_by IS NULL
