@@ -1,3 +1,3 @@
 -- We look no more by ourselves: from now on writers ring. One that has read the value before holds its lock
 -- on the outbox until its rows can be seen.
-SELECT setval('{{outbox_awake_until}}', 0)
+SELECT {{outbox_go_quiet}}()

@@ -47,14 +47,18 @@
 //! - *A relay that sleeps while a peer pushes would be missed out.* So the first push rings for the
 //!   peers (`awake`), and each of them looks by itself until the time is over, then lists for itself.
 //!   The push takes the time after it has set the value: a peer that found the old value over before
-//!   that hears the ring, one that looks after that finds the new value.
+//!   that hears the ring, one that looks after that finds the new value. And nobody sets 0 between its
+//!   reading and its setting the value: both are done under a lock.
 //! - *A ring may be lost* with a connection. So every new session, of the listener or the claimer,
 //!   begins as if a peer had pushed.
 //! - *A relay may die* while it keeps writers from ringing. The value is over a moment later; what
 //!   it missed is walked by whoever takes its buckets over.
 //! - A relay that cannot deliver pushes no more: it sets 0 and rings once, for its peers.
 //!
-//! The tick is the backstop for what no protocol covers, such as triggers that are disabled.
+//! `tests/model` checks this in every order of its steps, and finds each of these precautions missing.
+//!
+//! The tick is the backstop for what no protocol covers, such as triggers that are disabled, or a backend
+//! that is terminated in the middle of a push.
 
 pub mod supervisor;
 mod generation;

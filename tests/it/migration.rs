@@ -68,10 +68,10 @@ async fn a_second_migration_changes_nothing() {
     let world = World::unbound().await;
     world.sql(&format!("DROP SCHEMA {}", world.schema)).await;
     let said = world.migrate().await;
-    assert!(said.contains("schema version 4 now (was 0)"), "{said}");
+    assert!(said.contains("schema version 5 now (was 0)"), "{said}");
     let objects = world.objects().await;
     let said = world.migrate().await;
-    assert!(said.contains("up to date (schema version 4)"), "{said}");
+    assert!(said.contains("up to date (schema version 5)"), "{said}");
     assert_eq!(world.objects().await, objects);
     world.store.check_shape().await.unwrap();
     world.clean().await;
