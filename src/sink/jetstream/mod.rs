@@ -22,9 +22,10 @@ use self::connection::Connector;
 use self::denials::Denials;
 use self::message::Composer;
 use self::stream::{Seen, Settings};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, JetstreamConfig};
 use crate::relay::breaker::LONGEST_PAUSE;
 use crate::relay::failure::Cause;
+use crate::sink::rules::Check;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
 mod connection;
@@ -36,6 +37,12 @@ mod message;
 mod stream;
 mod subject;
 mod verdict;
+
+/// What NATS can carry.
+pub(super) fn check(config: &JetstreamConfig) -> Check {
+    let composer = Composer::new(config);
+    Box::new(move |delivery| composer.compose(delivery).map(drop))
+}
 
 /// Carries events to a stream of NATS JetStream.
 pub struct JetstreamSink {
