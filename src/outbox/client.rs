@@ -30,7 +30,7 @@ pub trait AnyTransaction: sealed::Sealed + Sync {
     type Driver: GenericClient + Sync;
 
     /// What runs the statements.
-    fn transaction(&self) -> &Self::Driver;
+    fn driver_within(&self) -> &Self::Driver;
 }
 
 /// A client on which you have begun a transaction by SQL, and will end it.
@@ -94,7 +94,7 @@ impl<'a> AnyClient for deadpool_postgres::Transaction<'a> {
 impl AnyTransaction for tokio_postgres::Transaction<'_> {
     type Driver = Self;
 
-    fn transaction(&self) -> &Self {
+    fn driver_within(&self) -> &Self {
         self
     }
 }
@@ -102,7 +102,7 @@ impl AnyTransaction for tokio_postgres::Transaction<'_> {
 impl<'a> AnyTransaction for deadpool_postgres::Transaction<'a> {
     type Driver = tokio_postgres::Transaction<'a>;
 
-    fn transaction(&self) -> &Self::Driver {
+    fn driver_within(&self) -> &Self::Driver {
         self
     }
 }
@@ -110,7 +110,7 @@ impl<'a> AnyTransaction for deadpool_postgres::Transaction<'a> {
 impl<C: AnyClient> AnyTransaction for Begun<'_, C> {
     type Driver = C::Driver;
 
-    fn transaction(&self) -> &Self::Driver {
+    fn driver_within(&self) -> &Self::Driver {
         self.0.driver()
     }
 }

@@ -245,7 +245,9 @@ impl Outbox {
         let mut ids = Vec::with_capacity(events.len());
         for some in events.chunks(EVENTS_PER_STATEMENT) {
             let rows = event::rows(some);
-            let written = writer.insert(transaction.transaction(), &rows, most).await;
+            let written = writer
+                .insert(transaction.driver_within(), &rows, most)
+                .await;
             let written = written.map_err(|error| OutboxError::of_insert(error, writer.names()))?;
             ids.extend(written.into_iter().map(EventId));
         }

@@ -8,6 +8,7 @@
 mod support;
 
 mod delivery;
+mod library;
 mod ordering;
 mod crash;
 mod shutdown;
