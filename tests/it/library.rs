@@ -586,12 +586,12 @@ async fn what_the_relays_sink_cannot_carry_fails_in_the_writers_face_if_they_wis
 async fn scheduled_events_leave_when_due_and_hold_back_the_later_ones() {
     let mut world = World::new().await;
     let outbox = world.open_outbox().await;
-    let _relay = world.ready_relay(&[("relay.tick", "10m")]).await;
+    let _relay = world.ready_relay(&[("relay.tick", "500ms")]).await;
     let mut client = world.client().await;
     let transaction = client.transaction().await.unwrap();
     let soon = SystemTime::now() + Duration::from_millis(700);
     let events = [
-        event("1").due_in(Duration::from_millis(1_500)),
+        event("1").due_in(Duration::from_secs(4)),
         event("1"),
         event("2").due_at(soon),
         event("3").due_at(SystemTime::UNIX_EPOCH),

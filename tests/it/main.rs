@@ -9,6 +9,8 @@ mod support;
 
 mod delivery;
 mod library;
+mod embedded;
+mod examples;
 mod ordering;
 mod crash;
 mod shutdown;
@@ -39,5 +41,6 @@ mod monitoring;
 mod conformance;
 mod jetstream;
 mod jetstream_access;
+mod jetstream_faults;
 mod tls;
 mod secrets;

@@ -6,11 +6,12 @@
 //!   reply cannot be taken for another message's.
 //! - After an acknowledgement that should have come and did not, the connection is given up before
 //!   anything is sent again: a late copy cannot overtake. So it is when a lane is dropped with
-//!   messages in flight.
+//!   messages in flight. Only where the stream has replied to a later message of the connection it is
+//!   kept: a stream takes what comes over one connection in order, so no copy is on its way any more.
 //! - A message that no stream takes is in doubt until the stream was looked at: whether the stream is
 //!   missing (all its events wait) or the subject is wrong (this event is charged).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,12 +20,13 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep_until};
 
+use super::alive::Alive;
 use super::connection::Connector;
 use super::denials::Denials;
 use super::doubt::{Doubt, explained};
 use super::link::Link;
 use super::message::Composer;
-use super::stream;
+use super::stream::{self, Seen};
 use super::verdict::{Verdict, verdict};
 use crate::event::EventId;
 use crate::metrics;
@@ -41,11 +43,14 @@ pub(super) struct Parts<'a> {
     pub(super) connector: &'a Connector,
     pub(super) composer: &'a Composer,
     pub(super) denials: &'a Denials,
+    pub(super) alive: &'a Alive,
     pub(super) ack_timeout: Duration,
 }
 
 /// A message without an acknowledgement.
 struct Sent {
+    /// In the lane's inbox.
+    number: u64,
     id: EventId,
     stream: Arc<str>,
     subject: String,
@@ -62,6 +67,8 @@ struct Open {
     ended: watch::Receiver<Option<Arc<str>>>,
     denials: broadcast::Receiver<Arc<str>>,
     in_flight: BTreeMap<u64, Sent>,
+    /// By stream: the last message that it has replied to.
+    replied: HashMap<Arc<str>, u64>,
     next: u64,
 }
 
@@ -90,8 +97,23 @@ impl Open {
             inbox,
             replies,
             in_flight: BTreeMap::new(),
+            replied: HashMap::new(),
             next: 0,
         })
+    }
+
+    /// The stream has replied to this one.
+    fn replied_to(&mut self, sent: &Sent) {
+        match self.replied.get_mut(&sent.stream) {
+            Some(last) => *last = sent.number.max(*last),
+            None => drop(self.replied.insert(sent.stream.clone(), sent.number)),
+        }
+    }
+
+    /// Has the stream replied to a later one? Then it took this one before, or never will.
+    fn is_behind(&self, sent: &Sent) -> bool {
+        let last = self.replied.get(&sent.stream);
+        last.is_some_and(|last| *last > sent.number)
     }
 
     async fn hear(&mut self) -> Heard {
@@ -121,6 +143,8 @@ pub(super) struct Run<'a> {
     open: Option<Open>,
     doubts: Vec<(Sent, Doubt)>,
     settlements: Vec<Settlement>,
+    /// Streams that have replied since they were last noted.
+    acknowledging: HashSet<Arc<str>>,
     /// Sent for the first time, and there already.
     duplicates: Vec<EventId>,
 }
@@ -132,6 +156,7 @@ impl<'a> Run<'a> {
             open: None,
             doubts: Vec::new(),
             settlements: Vec::new(),
+            acknowledging: HashSet::new(),
             duplicates: Vec::new(),
         }
     }
@@ -146,6 +171,9 @@ impl<'a> Run<'a> {
                 .is_some_and(|open| !open.in_flight.is_empty())
         {
             self.turn(&mut lane, &mut more).await;
+            for stream in self.acknowledging.drain() {
+                self.parts.alive.heard(&stream);
+            }
             self.look_closer().await;
             self.report_duplicates();
             if !self.settlements.is_empty() {
@@ -224,6 +252,10 @@ impl<'a> Run<'a> {
         let Some(sent) = open.in_flight.remove(&number) else {
             return;
         };
+        if matches!(verdict, Verdict::Kept { .. } | Verdict::Refused(_)) {
+            open.replied_to(&sent);
+            self.acknowledging.insert(sent.stream.clone());
+        }
         match verdict {
             Verdict::Kept { duplicate } => {
                 if duplicate && sent.first {
@@ -308,6 +340,7 @@ impl<'a> Run<'a> {
         let number = open.next;
         open.next += 1;
         let sent = Sent {
+            number,
             id: event.id,
             stream: address.destination,
             subject: message.subject.clone(),
@@ -346,10 +379,24 @@ impl<'a> Run<'a> {
                     "the connection to NATS was lost",
                 )),
             };
+            let acknowledges = self.parts.alive.lately(&stream);
             let mut silent = Vec::new();
             for (sent, doubt) in same {
-                match explained((&sent.stream, &sent.subject), doubt, seen.as_ref()) {
-                    Some(error) => self.settle(sent.id, Err(error)),
+                let about = (&*sent.stream, &*sent.subject);
+                let behind = self.open.as_ref().is_some_and(|open| open.is_behind(&sent));
+                match explained(about, doubt, seen.as_ref(), acknowledges) {
+                    Some(error) => {
+                        if matches!(seen, Ok(Seen::Denied))
+                            && error.cause == Cause::DestinationMissing
+                        {
+                            self.parts.denials.remember_doubt(&stream, &error);
+                        }
+                        self.settle(sent.id, Err(error));
+                    }
+                    None if behind => {
+                        let error = self.unanswered(&sent);
+                        self.settle(sent.id, Err(error));
+                    }
                     None => silent.push(sent),
                 }
             }
@@ -357,6 +404,18 @@ impl<'a> Run<'a> {
                 self.give_up(silent);
             }
         }
+    }
+
+    /// The stream answers others, and has not said what became of this one.
+    fn unanswered(&self, sent: &Sent) -> SinkError {
+        SinkError::new(
+            Cause::ConfirmTimeout,
+            format!(
+                "no acknowledgement from stream '{}' within {:?}, while it acknowledges others",
+                sent.stream, self.parts.ack_timeout
+            ),
+        )
+        .after_sending()
     }
 
     /// The stream is there and has not acknowledged these: whether it has them nobody knows.

@@ -18,6 +18,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
+use self::alive::Alive;
 use self::connection::Connector;
 use self::denials::Denials;
 use self::message::Composer;
@@ -28,6 +29,7 @@ use crate::relay::failure::Cause;
 use crate::sink::rules::Check;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
+mod alive;
 mod connection;
 mod denials;
 mod doubt;
@@ -49,6 +51,7 @@ pub struct JetstreamSink {
     connector: Connector,
     composer: Composer,
     denials: Denials,
+    alive: Alive,
     /// Subjects of events, unless routes give others.
     subjects: Option<String>,
     lease: Duration,
@@ -78,6 +81,7 @@ impl JetstreamSink {
         Ok(Arc::new(Self {
             composer: Composer::new(&config),
             denials: Denials::default(),
+            alive: Alive::default(),
             subjects: (!router.has_keys()).then(|| format!("{}.>", config.prefix)),
             lease,
             warned: AtomicBool::new(false),
@@ -172,6 +176,7 @@ impl Sink for JetstreamSink {
             connector: &self.connector,
             composer: &self.composer,
             denials: &self.denials,
+            alive: &self.alive,
             ack_timeout: self.ack_timeout,
         };
         lane::Run::new(parts).serve(lane).await;
