@@ -144,7 +144,7 @@ async fn dispatch(cli: Cli) -> Result<u8, Failure> {
         Command::Dead(arguments) => dead::run(&config, &arguments).await,
         Command::Prune(arguments) => prune::run(&config, &arguments).await,
         Command::Tail(arguments) => tail::run(&config, &arguments).await,
-        Command::Demo(arguments) => demo::run(config, arguments).await,
+        Command::Demo(arguments) => Box::pin(demo::run(config, arguments)).await,
     }
 }
 

@@ -11,7 +11,7 @@
 //! - A message that no stream takes is in doubt until the stream was looked at: whether the stream is
 //!   missing (all its events wait) or the subject is wrong (this event is charged).
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,9 +49,10 @@ pub(super) struct Parts<'a> {
 
 /// A message without an acknowledgement.
 struct Sent {
-    /// In the lane's inbox.
-    number: u64,
     id: EventId,
+    /// The link's count before it was handed over, and after.
+    begun: u64,
+    handed_over: u64,
     stream: Arc<str>,
     subject: String,
     at: Instant,
@@ -67,8 +68,6 @@ struct Open {
     ended: watch::Receiver<Option<Arc<str>>>,
     denials: broadcast::Receiver<Arc<str>>,
     in_flight: BTreeMap<u64, Sent>,
-    /// By stream: the last message that it has replied to.
-    replied: HashMap<Arc<str>, u64>,
     next: u64,
 }
 
@@ -97,23 +96,8 @@ impl Open {
             inbox,
             replies,
             in_flight: BTreeMap::new(),
-            replied: HashMap::new(),
             next: 0,
         })
-    }
-
-    /// The stream has replied to this one.
-    fn replied_to(&mut self, sent: &Sent) {
-        match self.replied.get_mut(&sent.stream) {
-            Some(last) => *last = sent.number.max(*last),
-            None => drop(self.replied.insert(sent.stream.clone(), sent.number)),
-        }
-    }
-
-    /// Has the stream replied to a later one? Then it took this one before, or never will.
-    fn is_behind(&self, sent: &Sent) -> bool {
-        let last = self.replied.get(&sent.stream);
-        last.is_some_and(|last| *last > sent.number)
     }
 
     async fn hear(&mut self) -> Heard {
@@ -143,8 +127,8 @@ pub(super) struct Run<'a> {
     open: Option<Open>,
     doubts: Vec<(Sent, Doubt)>,
     settlements: Vec<Settlement>,
-    /// Streams that have replied since they were last noted.
-    acknowledging: HashSet<Arc<str>>,
+    /// Streams that have replied since that was last noted, and to the last message of them.
+    replied: HashMap<Arc<str>, u64>,
     /// Sent for the first time, and there already.
     duplicates: Vec<EventId>,
 }
@@ -156,7 +140,7 @@ impl<'a> Run<'a> {
             open: None,
             doubts: Vec::new(),
             settlements: Vec::new(),
-            acknowledging: HashSet::new(),
+            replied: HashMap::new(),
             duplicates: Vec::new(),
         }
     }
@@ -171,14 +155,22 @@ impl<'a> Run<'a> {
                 .is_some_and(|open| !open.in_flight.is_empty())
         {
             self.turn(&mut lane, &mut more).await;
-            for stream in self.acknowledging.drain() {
-                self.parts.alive.heard(&stream);
-            }
+            self.note_replies();
             self.look_closer().await;
             self.report_duplicates();
             if !self.settlements.is_empty() {
                 // A publisher that is gone wants no settlements.
                 let _ = lane.settled.send(std::mem::take(&mut self.settlements));
+            }
+        }
+    }
+
+    /// Before the link changes, too: counts of one say nothing on another.
+    fn note_replies(&mut self) {
+        for (stream, last) in self.replied.drain() {
+            self.parts.alive.heard(&stream);
+            if let Some(open) = &self.open {
+                open.link.replied(stream, last);
             }
         }
     }
@@ -253,8 +245,8 @@ impl<'a> Run<'a> {
             return;
         };
         if matches!(verdict, Verdict::Kept { .. } | Verdict::Refused(_)) {
-            open.replied_to(&sent);
-            self.acknowledging.insert(sent.stream.clone());
+            let last = self.replied.entry(sent.stream.clone()).or_default();
+            *last = sent.begun.max(*last);
         }
         match verdict {
             Verdict::Kept { duplicate } => {
@@ -285,6 +277,7 @@ impl<'a> Run<'a> {
 
     /// Takes leave of a connection that is over.
     fn lost(&mut self) {
+        self.note_replies();
         let Some(mut open) = self.open.take() else {
             return;
         };
@@ -340,8 +333,9 @@ impl<'a> Run<'a> {
         let number = open.next;
         open.next += 1;
         let sent = Sent {
-            number,
             id: event.id,
+            begun: open.link.count(),
+            handed_over: u64::MAX,
             stream: address.destination,
             subject: message.subject.clone(),
             at: Instant::now(),
@@ -359,6 +353,9 @@ impl<'a> Run<'a> {
         if let Err(error) = published.await {
             open.in_flight.remove(&number);
             return Err(error.after_sending());
+        }
+        if let Some(sent) = open.in_flight.get_mut(&number) {
+            sent.handed_over = open.link.count();
         }
         Ok(())
     }
@@ -383,7 +380,10 @@ impl<'a> Run<'a> {
             let mut silent = Vec::new();
             for (sent, doubt) in same {
                 let about = (&*sent.stream, &*sent.subject);
-                let behind = self.open.as_ref().is_some_and(|open| open.is_behind(&sent));
+                let behind = self
+                    .open
+                    .as_ref()
+                    .is_some_and(|open| open.link.is_behind(&sent.stream, sent.handed_over));
                 match explained(about, doubt, seen.as_ref(), acknowledges) {
                     Some(error) => {
                         if matches!(seen, Ok(Seen::Denied))
@@ -429,6 +429,7 @@ impl<'a> Run<'a> {
                 .unwrap_or_default(),
             self.parts.ack_timeout
         );
+        self.note_replies();
         if let Some(mut open) = self.open.take() {
             open.link.kill(&reason);
             silent.extend(std::mem::take(&mut open.in_flight).into_values());

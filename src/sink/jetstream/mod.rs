@@ -40,6 +40,19 @@ mod stream;
 mod subject;
 mod verdict;
 
+/// A plain client by this configuration, for what is not the relay's own: it reconnects by itself.
+///
+/// # Errors
+/// No server takes us, or the configuration names none.
+pub async fn connect(config: &JetstreamConfig) -> Result<async_nats::Client, SinkError> {
+    let wrong = |error: ConfigError| SinkError::new(Cause::Unreachable, error.to_string());
+    let servers = config.servers().map_err(wrong)?;
+    let tls = config.tls().map_err(wrong)?;
+    Connector::new(servers, tls, config.clone())
+        .plain_client()
+        .await
+}
+
 /// What NATS can carry.
 pub(super) fn check(config: &JetstreamConfig) -> Check {
     let composer = Composer::new(config);
