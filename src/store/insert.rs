@@ -34,6 +34,8 @@ pub(crate) struct Rows<'a> {
 pub(crate) struct Writer {
     names: Names,
     publish: String,
+    /// None where the id may not be read.
+    publish_many: Option<String>,
     lag: String,
     prune: String,
 }
@@ -60,9 +62,14 @@ impl Writer {
         }
         check_all_columns(&found, &table)?;
         let payload_type = found.columns.get("payload").map_or("jsonb", String::as_str);
-        let publish = include_str!("../../sql/queries/publish.sql");
+        let sql = names.render(include_str!("../../sql/queries/may_read_id.sql"));
+        let rows = client.query_typed(&sql, &[]).await?;
+        let may_read_id = rows.first().is_some_and(|row| row.get(0));
+        let of_type = |sql: &str| names.render(&sql.replace("{{payload_type}}", payload_type));
         Ok(Self {
-            publish: names.render(&publish.replace("{{payload_type}}", payload_type)),
+            publish: of_type(include_str!("../../sql/queries/publish.sql")),
+            publish_many: may_read_id
+                .then(|| of_type(include_str!("../../sql/queries/publish_many.sql"))),
             lag: names.render(include_str!("../../sql/queries/lag.sql")),
             prune: names.render(include_str!("../../sql/queries/prune.sql")),
             names,
@@ -95,7 +102,12 @@ impl Writer {
             (&rows.due_in, Type::FLOAT8_ARRAY),
             (&max_payload_bytes, Type::INT4),
         ];
-        let rows = client.query_typed(&self.publish, &values).await?;
+        // The function alone knows of a limit.
+        let many = rows.payload.len() > 1 && max_payload_bytes.is_none();
+        let rows = match &self.publish_many {
+            Some(publish_many) if many => client.query_typed(publish_many, &values[..9]).await?,
+            _ => client.query_typed(&self.publish, &values).await?,
+        };
         Ok(rows.iter().map(|row| row.get("id")).collect())
     }
 

@@ -221,28 +221,36 @@ async fn a_payload_arrives_as_its_column_keeps_it_and_all_else_as_it_was_given()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_events_get_ids_in_their_order() {
-    let world = World::new().await;
-    let outbox = world.open_outbox().await;
-    let events: Vec<_> = (0..2_500)
-        .map(|n| NewEvent::raw("order", (n % 7).to_string(), "Placed", n.to_string()))
-        .collect();
-    let mut client = world.client().await;
-    let transaction = client.transaction().await.unwrap();
-    let ids = outbox.publish_many(&transaction, &events).await.unwrap();
-    transaction.commit().await.unwrap();
-    assert!(ids.is_sorted() && ids.len() == 2_500);
-    let rows = world
-        .db
-        .query("SELECT id, payload::text FROM outbox ORDER BY id", &[])
-        .await
-        .unwrap();
-    for ((row, id), n) in rows.iter().zip(&ids).zip(0..) {
-        let (of, payload): (i64, String) = (row.get(0), row.get(1));
-        assert_eq!((of, payload), (id.0, n.to_string()));
+    for max_payload_bytes in [None, Some(1_000)] {
+        let world = World::new().await;
+        let settings = OutboxSettings {
+            max_payload_bytes,
+            ..world.outbox_settings()
+        };
+        let outbox = Outbox::open(&world.db, settings).await.unwrap();
+        let events: Vec<_> = (0..2_500)
+            .map(|n| NewEvent::raw("order", (n % 7).to_string(), "Placed", n.to_string()))
+            .collect();
+        let mut client = world.client().await;
+        let transaction = client.transaction().await.unwrap();
+        let ids = outbox.publish_many(&transaction, &events).await.unwrap();
+        transaction.commit().await.unwrap();
+        assert!(ids.is_sorted() && ids.len() == 2_500);
+        let rows = world
+            .db
+            .query("SELECT id, payload::text FROM outbox ORDER BY id", &[])
+            .await
+            .unwrap();
+        for ((row, id), n) in rows.iter().zip(&ids).zip(0..) {
+            let (of, payload): (i64, String) = (row.get(0), row.get(1));
+            assert_eq!((of, payload), (id.0, n.to_string()));
+        }
+        let transaction = client.transaction().await.unwrap();
+        let none = outbox.publish_many(&transaction, &[]).await.unwrap();
+        assert!(none.is_empty());
+        drop(transaction);
+        world.clean().await;
     }
-    let none = outbox.publish_many(&Begun(&client), &[]).await.unwrap();
-    assert!(none.is_empty());
-    world.clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
