@@ -19,12 +19,16 @@ unexport MAKEFLAGS
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-# PgBouncer and NATS are for tests only.
-demo bench: SERVICES_FLAGS := --no-pooler --no-nats
+# Where the demo's events go: rabbitmq or jetstream.
+SINK ?= rabbitmq
 
-demo: services ## see events go from PostgreSQL to RabbitMQ (DEMO_ARGS)
+# PgBouncer is for tests only; NATS is needed where events go there.
+demo bench: SERVICES_FLAGS = --no-pooler$(if $(filter jetstream,$(SINK)),, --no-nats)
+bench: SINK = jetstream
+
+demo: services ## see events go from PostgreSQL to RabbitMQ, or to NATS with SINK=jetstream (DEMO_ARGS)
 	@cargo build --release $(CARGO_FLAGS)
-	@$(with_services) cargo run --release --quiet $(CARGO_FLAGS) -- demo $(DEMO_ARGS)
+	@$(with_services) cargo run --release --quiet $(CARGO_FLAGS) -- demo --sink $(SINK) $(DEMO_ARGS)
 
 # Plain cargo would run the tests that stop a server beside those that use it, hence one at a time there.
 test: services ## all tests, with cargo-nextest where it is installed (TEST_ARGS filters, and leaves out the doctests)

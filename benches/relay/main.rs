@@ -14,6 +14,7 @@ mod hot;
 mod idle;
 mod latency;
 mod memory;
+mod nats;
 mod options;
 mod partitions;
 mod process;

@@ -8,6 +8,9 @@
 mod support;
 
 mod delivery;
+mod library;
+mod embedded;
+mod examples;
 mod ordering;
 mod parking;
 mod parking_hammer;
@@ -40,5 +43,6 @@ mod monitoring;
 mod conformance;
 mod jetstream;
 mod jetstream_access;
+mod jetstream_faults;
 mod tls;
 mod secrets;

@@ -3,6 +3,9 @@
 //!
 //! A model says nothing of the SQL and Rust that carry the protocol out: that is for `tests/it`.
 
+use std::fmt::Debug;
+use std::hash::Hash;
+
 use stateright::{Checker, HasDiscoveries, Model};
 
 use doorbell::Doorbell;
@@ -34,8 +37,8 @@ fn doorbell(mistake: doorbell::Mistake) -> Doorbell {
 fn holds<M>(model: M)
 where
     M: Model + Send + Sync + 'static,
-    M::State: std::hash::Hash + Clone + Send + Sync,
-    M::Action: Send + Sync + std::fmt::Debug,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
+    M::Action: Clone + Debug + PartialEq + Send + Sync + 'static,
 {
     let checked = model.checker().threads(2).spawn_bfs().join();
     println!("{} states", checked.unique_state_count());
@@ -46,8 +49,8 @@ where
 fn broken<M>(model: M) -> Option<&'static str>
 where
     M: Model + Send + Sync + 'static,
-    M::State: std::hash::Hash + Clone + Send + Sync,
-    M::Action: Send + Sync,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
+    M::Action: Clone + Debug + PartialEq + Send + Sync + 'static,
 {
     let checked = model
         .checker()

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use tokio::process::{Child, Command};
 
 use super::stage::Stage;
-use crate::config::{Config, MessageId};
+use crate::config::{Config, MessageId, SinkSetting};
 use crate::event::BUCKETS;
 use crate::store::{ReplicaStatus, Store};
 
@@ -201,7 +201,8 @@ fn command(config: &Config, name: &str, stderr: File) -> anyhow::Result<Command>
     // What they hold is given by value.
     command
         .env_remove("DATABASE_URL_FILE")
-        .env_remove("AMQP_URL_FILE");
+        .env_remove("AMQP_URL_FILE")
+        .env_remove("NATS_URL_FILE");
     command
         .arg("run")
         .envs(environment(config, name))
@@ -216,24 +217,34 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
     let Config {
         database,
         rabbitmq,
+        jetstream,
         relay,
         retry,
         log,
         ..
     } = config;
-    let url = |url: &Option<crate::config::Secret>| {
-        url.as_ref().map_or("", |url| url.expose()).to_owned()
-    };
     let duration = |duration| humantime::format_duration(duration).to_string();
     let message_id = match rabbitmq.message_id {
         MessageId::Id => "id",
         MessageId::EventId => "event_id",
     };
+    let sink = match relay.sink {
+        SinkSetting::Jetstream => "jetstream",
+        SinkSetting::Rabbitmq | SinkSetting::Null => "rabbitmq",
+    };
     let mut environment = vec![
-        ("DATABASE_URL", url(&database.url)),
         // Whatever a configuration file says: the demo counts what arrives there.
-        ("BELLWIRE_RELAY__SINK", "rabbitmq".to_owned()),
-        ("AMQP_URL", url(&rabbitmq.url)),
+        ("BELLWIRE_RELAY__SINK", sink.to_owned()),
+        ("BELLWIRE_JETSTREAM__PREFIX", jetstream.prefix.clone()),
+        ("BELLWIRE_JETSTREAM__SOURCE", jetstream.source.clone()),
+        (
+            "BELLWIRE_JETSTREAM__ACK_TIMEOUT",
+            duration(jetstream.ack_timeout),
+        ),
+        (
+            "BELLWIRE_JETSTREAM__CONNECT_TIMEOUT",
+            duration(jetstream.connect_timeout),
+        ),
         ("BELLWIRE_DATABASE__SCHEMA", database.schema.clone()),
         ("BELLWIRE_DATABASE__TABLE", database.table.clone()),
         ("BELLWIRE_RABBITMQ__EXCHANGE", rabbitmq.exchange.clone()),
@@ -268,6 +279,18 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         ("BELLWIRE_LOG__LEVEL", log.level.clone()),
         ("BELLWIRE_LOG__FORMAT", "text".to_owned()),
     ];
+    for (variable, url) in [
+        ("DATABASE_URL", &database.url),
+        ("AMQP_URL", &rabbitmq.url),
+        ("NATS_URL", &jetstream.url),
+    ] {
+        if let Some(url) = url {
+            environment.push((variable, url.expose().to_owned()));
+        }
+    }
+    if let Some(stream) = &jetstream.stream {
+        environment.push(("BELLWIRE_JETSTREAM__STREAM", stream.clone()));
+    }
     for (variable, file) in [
         ("BELLWIRE_DATABASE__CA_FILE", &database.ca_file),
         ("BELLWIRE_DATABASE__CERT_FILE", &database.cert_file),
@@ -275,6 +298,14 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         ("BELLWIRE_RABBITMQ__CA_FILE", &rabbitmq.ca_file),
         ("BELLWIRE_RABBITMQ__CERT_FILE", &rabbitmq.cert_file),
         ("BELLWIRE_RABBITMQ__KEY_FILE", &rabbitmq.key_file),
+        (
+            "BELLWIRE_JETSTREAM__CREDENTIALS_FILE",
+            &jetstream.credentials_file,
+        ),
+        ("BELLWIRE_JETSTREAM__NKEY_FILE", &jetstream.nkey_file),
+        ("BELLWIRE_JETSTREAM__CA_FILE", &jetstream.ca_file),
+        ("BELLWIRE_JETSTREAM__CERT_FILE", &jetstream.cert_file),
+        ("BELLWIRE_JETSTREAM__KEY_FILE", &jetstream.key_file),
     ] {
         if let Some(file) = file {
             // It came from text, so it is text.

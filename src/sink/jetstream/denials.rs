@@ -1,4 +1,4 @@
-//! Subjects that we may not publish to, remembered for a while.
+//! Streams that have refused a subject of theirs, or seem to be missing, remembered for a while.
 //!
 //! Permissions are of subjects, and nobody can be asked for them: only an event that is sent shows
 //! that they are there. Without a memory a stream that is sound otherwise would be asked, found well,
@@ -28,6 +28,13 @@ impl Denials {
         let known = (Instant::now(), error.clone());
         self.lock().insert(stream.clone(), known);
         error
+    }
+
+    /// Nobody listens on this subject, and whether that is for want of the stream cannot be told: it may
+    /// not be looked at, and has acknowledged nothing lately.
+    pub(super) fn remember_doubt(&self, stream: &Arc<str>, error: &SinkError) {
+        let known = (Instant::now(), error.clone());
+        self.lock().insert(stream.clone(), known);
     }
 
     /// The refusal that is not yet forgotten.
