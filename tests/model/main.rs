@@ -80,7 +80,7 @@ fn each_mistake_in_ownership_would_be_found() {
         (TakeoverOnOldSnapshot, "nothing is stranded"),
         (ClaimBesideRowsInHand, "first copies leave in order"),
         (SendWithoutLease, "only the holder acts"),
-        (RenewOverLease, "no row is in two hands"),
+        (RenewOverLease, "nothing is stranded"),
         (LateClock, "no row is in two hands"),
         (TwoUnconfirmed, "first copies leave in order"),
     ] {
