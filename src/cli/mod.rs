@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::config::{Config, ConfigError, SinkSetting};
 use crate::sink::jetstream::JetstreamSink;
+use crate::sink::kafka::KafkaSink;
 use crate::sink::null::NullSink;
 use crate::sink::rabbitmq::RabbitmqSink;
 use crate::sink::{Sink, SinkError};
@@ -177,6 +178,7 @@ fn open_sink(config: &Config) -> Result<Arc<dyn Sink>, Failure> {
     let sink: Result<Arc<dyn Sink>, SinkError> = match config.relay.sink {
         SinkSetting::Rabbitmq => RabbitmqSink::new(config.rabbitmq.clone()).map(|sink| sink as _),
         SinkSetting::Jetstream => JetstreamSink::new(config).map(|sink| sink as _),
+        SinkSetting::Kafka => KafkaSink::new(config).map(|sink| sink as _),
         SinkSetting::Null => Ok(Arc::new(NullSink::new())),
     };
     sink.map_err(|error| anyhow::anyhow!("{}", error.message).into())

@@ -10,7 +10,9 @@ use crate::relay::failure::Cause;
 use crate::route::{Address, Route};
 
 mod board;
+mod denials;
 pub mod jetstream;
+pub mod kafka;
 pub mod null;
 pub mod rabbitmq;
 

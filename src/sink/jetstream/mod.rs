@@ -19,16 +19,15 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use self::connection::Connector;
-use self::denials::Denials;
 use self::message::Composer;
 use self::stream::{Seen, Settings};
 use crate::config::{Config, ConfigError};
 use crate::relay::breaker::LONGEST_PAUSE;
 use crate::relay::failure::Cause;
+use crate::sink::denials::Denials;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
 mod connection;
-mod denials;
 mod doubt;
 mod lane;
 mod link;

@@ -14,6 +14,7 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
+mod kafka;
 mod ledger;
 mod load;
 mod management;
@@ -25,6 +26,7 @@ mod roles;
 mod services;
 mod tls;
 
+pub use kafka::{Cluster, Record, Topic};
 pub use ledger::Ledger;
 pub use load::Load;
 pub use management::Management;
