@@ -41,8 +41,6 @@ const NOT_PROPERTIES: &[&str] = &[
     "enable.sasl.oauthbearer.unsecure.jwt",
     "enable.ssl.certificate.verification",
     "linger.ms",
-    "max.in.flight",
-    "max.in.flight.requests.per.connection",
     "message.max.bytes",
     "message.send.max.retries",
     "message.timeout.ms",

@@ -1,5 +1,9 @@
 //! What the brokers do wrong, done by librdkafka's mock of a cluster: nothing is lost, nothing is out of
 //! order, and nobody is charged for what is not its fault.
+//!
+//! The mock keeps no account of an idempotent producer's sequence: where a broker would refuse the requests
+//! that follow a refused one, it takes them, and librdkafka then has reason to think that it has all. So one
+//! request is in flight at a time wherever requests are refused.
 
 use rdkafka::types::RDKafkaRespErr::{
     RD_KAFKA_RESP_ERR_INVALID_RECORD as INVALID_RECORD,
@@ -17,9 +21,24 @@ use rdkafka::types::RDKafkaRespErr::{
 };
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
+use tempfile::NamedTempFile;
+
 use crate::support::{Cluster, Ledger, Load, Relay, SOON, Topic, World};
 
 const PRODUCE: RDKafkaApiKey = RDKafkaApiKey::Produce;
+
+/// A configuration file with these properties of librdkafka.
+fn properties(lines: &[&str]) -> (NamedTempFile, String) {
+    let file = NamedTempFile::new().unwrap();
+    let text = format!("[kafka.properties]\n{}\n", lines.join("\n"));
+    std::fs::write(file.path(), text).unwrap();
+    let path = file.path().to_str().unwrap().to_owned();
+    (file, path)
+}
+
+fn one_in_flight() -> (NamedTempFile, String) {
+    properties(&[r#""max.in.flight.requests.per.connection" = "1""#])
+}
 
 async fn assert_sound(world: &World, topic: &mut Topic) {
     world.until_published(SOON).await;
@@ -43,7 +62,9 @@ async fn order_holds_through(errors: &[RDKafkaRespErr]) -> (World, Relay) {
     let cluster = Cluster::mock(3);
     let mut topic = cluster.create("load", 4).await;
     let world = World::outbox().await;
-    let relay = cluster.relay(&world, &[]);
+    let (_file, path) = one_in_flight();
+    let relay = cluster.relay(&world, &[("BELLWIRE_CONFIG", &path)]);
+    world.until_owned(&relay).await;
     let load = Load::start(&world);
     for _ in 0..5 {
         load.more(40).await;
@@ -96,9 +117,10 @@ async fn order_holds_through_producers_that_brokers_forget_at_no_cost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_holds_through_brokers_that_go_and_come_at_no_cost() {
     let cluster = Cluster::mock(3);
-    let mut topic = cluster.create("load", 4).await;
+    cluster.create("load", 4).await;
     let world = World::outbox().await;
-    let relay = cluster.relay(&world, &[]);
+    let (_file, path) = one_in_flight();
+    let relay = cluster.relay(&world, &[("BELLWIRE_CONFIG", &path)]);
     world.until_owned(&relay).await;
     let load = Load::start(&world);
     for broker in 1..=3 {
@@ -118,7 +140,8 @@ async fn order_holds_through_brokers_that_go_and_come_at_no_cost() {
         cluster.faults().broker_up(broker).unwrap();
     }
     load.stop().await;
-    assert_sound(&world, &mut topic).await;
+    // One that has seen nothing of it: what is to be tested is what the brokers have.
+    assert_sound(&world, &mut cluster.topic("load", 4)).await;
     assert_eq!(charged(&world).await, 0);
     world.clean().await;
 }
@@ -255,14 +278,14 @@ async fn a_full_queue_is_waited_for_in_order() {
     let cluster = Cluster::mock(1);
     let mut topic = cluster.create("order", 2).await;
     let world = World::outbox().await;
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let properties = "[kafka.properties]\n\"queue.buffering.max.messages\" = \"5\"\n";
-    std::fs::write(file.path(), properties).unwrap();
+    let (_file, path) = properties(&[
+        r#""queue.buffering.max.messages" = "5""#,
+        r#""max.in.flight.requests.per.connection" = "1""#,
+    ]);
     world.fill("order", 50, 10).await;
     cluster
         .faults()
         .request_errors(PRODUCE, &[NOT_LEADER, NOT_LEADER]);
-    let path = file.path().to_str().unwrap().to_owned();
     let _relay = cluster.relay(&world, &[("BELLWIRE_CONFIG", &path)]);
     assert_sound(&world, &mut topic).await;
     assert_eq!(charged(&world).await, 0);

@@ -197,6 +197,18 @@ impl Topic {
         })
     }
 
+    /// How many records the broker says it has, repeats included.
+    fn held(&self) -> i64 {
+        let partitions = self.consumer.assignment().unwrap();
+        let ends = partitions.elements().into_iter().map(|partition| {
+            let ends = self
+                .consumer
+                .fetch_watermarks(&self.name, partition.partition(), LOOK * 50);
+            ends.map_or(0, |(low, high)| high - low)
+        });
+        ends.sum()
+    }
+
     /// Reads records until `count` different ids are there, and all that follow at once.
     pub async fn records(&mut self, count: usize, within: Duration) -> Vec<Record> {
         let began = Instant::now();
@@ -212,8 +224,9 @@ impl Topic {
                 None => {
                     assert!(
                         began.elapsed() < within,
-                        "{} of {count} arrived within {within:?}",
-                        ids.len()
+                        "{} of {count} arrived within {within:?}; there are {}",
+                        ids.len(),
+                        self.held()
                     );
                     tokio::task::yield_now().await;
                 }
