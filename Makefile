@@ -10,7 +10,7 @@ with_services := set -a; . $(SERVICES)/env; set +a;
 CARGO_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint lint-fmt lint-clippy lint-doc lint-shell lint-alerts fmt services stop clean
+.PHONY: help demo test test-kafka bench lint lint-fmt lint-clippy lint-doc lint-shell lint-alerts fmt services stop clean
 # Cargo uses all cores and locks its directory; two at once only wait for each other.
 .NOTPARALLEL:
 # Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
@@ -19,12 +19,16 @@ unexport MAKEFLAGS
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-# PgBouncer and NATS are for tests only.
-demo bench: SERVICES_FLAGS := --no-pooler --no-nats
+# Where the demo's events go: rabbitmq, jetstream or kafka.
+SINK ?= rabbitmq
 
-demo: services ## see events go from PostgreSQL to RabbitMQ (DEMO_ARGS)
+# PgBouncer is for tests only; NATS is needed where events go there.
+demo bench: SERVICES_FLAGS = --no-pooler$(if $(filter jetstream,$(SINK)),, --no-nats)$(if $(filter kafka,$(SINK)), --kafka)
+bench: SINK = jetstream
+
+demo: services ## see events go from PostgreSQL to RabbitMQ, or with SINK=jetstream or SINK=kafka (DEMO_ARGS)
 	@cargo build --release $(CARGO_FLAGS)
-	@$(with_services) cargo run --release --quiet $(CARGO_FLAGS) -- demo $(DEMO_ARGS)
+	@$(with_services) cargo run --release --quiet $(CARGO_FLAGS) -- demo --sink $(SINK) $(DEMO_ARGS)
 
 # Plain cargo would run the tests that stop a server beside those that use it, hence one at a time there.
 test: services ## all tests, with cargo-nextest where it is installed (TEST_ARGS filters, and leaves out the doctests)
@@ -37,6 +41,16 @@ test: services ## all tests, with cargo-nextest where it is installed (TEST_ARGS
 ifeq ($(strip $(TEST_ARGS)),)
 	@$(with_services) cargo test --doc $(CARGO_FLAGS)
 endif
+
+# With a broker that cargo builds, unless KAFKA_BOOTSTRAP_SERVERS names one.
+test-kafka: SERVICES_FLAGS := --no-pooler --no-nats --kafka
+test-kafka: services ## the tests of the Kafka sink against a real broker (TEST_ARGS filters)
+	@$(with_services) \
+	if cargo nextest --version >/dev/null 2>&1; then \
+	    cargo nextest run $(CARGO_FLAGS) -E 'test(/^(conformance::)?kafka::/)' $(TEST_ARGS); \
+	else \
+	    cargo test --test it $(CARGO_FLAGS) $(TEST_ARGS) kafka:: -- --test-threads=1; \
+	fi
 
 bench: services ## the relay's throughput and latency (BENCH_ARGS)
 	@$(with_services) cargo bench --bench relay $(CARGO_FLAGS) -- $(BENCH_ARGS)

@@ -23,6 +23,9 @@ GRANT USAGE ON SCHEMA public TO bellwire_writer, bellwire_relay, bellwire_operat
 -- The application. INSERT ... RETURNING id wants SELECT (id) too, and an adopted table whose id is a serial column
 -- wants USAGE on its sequence.
 GRANT INSERT ON public.outbox TO bellwire_writer;
+-- For the library, which looks at the schema's version when it opens the outbox. The function outbox_publish may be
+-- executed by everybody, and does no more than the caller's right to INSERT.
+GRANT SELECT ON public.outbox_migrations TO bellwire_writer;
 
 -- `bellwire run`.
 GRANT SELECT, UPDATE, DELETE ON public.outbox TO bellwire_relay;

@@ -4,6 +4,7 @@ pub mod cli;
 pub mod config;
 mod tls;
 pub mod event;
+pub mod outbox;
 pub mod route;
 pub mod store;
 pub mod relay;

@@ -2,13 +2,15 @@
 //!
 //! Where broker, database and relay share the same processors and keep them busy, a drain takes as long as both
 //! parts one after the other, 1 / (1 / ceiling + 1 / null) events a second: the ceiling is the rate at which
-//! the broker confirms the same messages from a bare client, null the rate at which the relay drains into
+//! the broker confirms (the stream acknowledges) the same messages from a bare client, null the rate at which the relay drains into
 //! nowhere. It can be faster as far as the parts wait (for a disk) rather than compute.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use crate::broker::ceiling;
+use crate::kafka;
+use crate::nats;
 use crate::options::{Options, Sink};
 use crate::process::{BINARY, Relay};
 use crate::report::{Report, Target};
@@ -60,7 +62,7 @@ fn steps(options: &Options) -> Vec<Step> {
     let mut steps = Vec::new();
     for sink in &options.sink {
         match sink {
-            Sink::Classic | Sink::Quorum => {
+            Sink::Classic | Sink::Quorum | Sink::Jetstream | Sink::Kafka => {
                 steps.extend([Step::Ceiling(*sink), Step::Drain(*sink)]);
             }
             Sink::Null => steps.extend([Step::Drain(*sink), Step::Sql]),
@@ -76,6 +78,8 @@ async fn take(step: Step, world: &World, options: &Options) -> f64 {
     let rows = options.rows;
     let fewer = rows / FEWER_ROWS;
     match step {
+        Step::Ceiling(Sink::Jetstream) => nats::ceiling(world, fewer, options).await,
+        Step::Ceiling(Sink::Kafka) => kafka::ceiling(&kafka::prefix(world), fewer, options).await,
         Step::Ceiling(sink) => {
             let queue = sink.queue().expect("a ceiling is that of a queue");
             ceiling(world, queue, fewer, options).await
@@ -99,9 +103,11 @@ fn add_figures(options: &Options, rounds: &[HashMap<Step, f64>], report: &mut Re
         rounds.iter().map(pair).collect::<Vec<_>>()
     };
     let has = |sink| options.sink.contains(&sink);
-    for (sink, target) in [
-        (Sink::Classic, Target::AtLeast(0.75)),
-        (Sink::Quorum, Target::None),
+    for (sink, of_limit, target) in [
+        (Sink::Classic, 0.9, Target::AtLeast(0.75)),
+        (Sink::Quorum, 0.9, Target::None),
+        (Sink::Jetstream, 0.8, Target::None),
+        (Sink::Kafka, 0.8, Target::None),
     ] {
         if !has(sink) {
             continue;
@@ -113,7 +119,12 @@ fn add_figures(options: &Options, rounds: &[HashMap<Step, f64>], report: &mut Re
         };
         if has(Sink::Null) {
             let name = format!("drain_vs_limit.{label}");
-            report.ratio(name, unit, Target::AtLeast(0.9), pairs(drained, &limit));
+            report.ratio(
+                name,
+                unit,
+                Target::AtLeast(of_limit),
+                pairs(drained, &limit),
+            );
         }
         let name = format!("drain_vs_ceiling.{label}");
         report.ratio(name, unit, target, pairs(drained, &ceiling));
@@ -139,9 +150,24 @@ pub(crate) async fn drain(
     if let Some(queue) = sink.queue() {
         world.fresh_queue(queue).await;
     }
+    let stream = match sink {
+        Sink::Jetstream => Some(nats::Stream::fresh(&world.name).await),
+        _ => None,
+    };
+    let prefix = kafka::prefix(world);
+    let topic = match sink {
+        Sink::Kafka => Some(kafka::Topic::fresh(&prefix).await),
+        _ => None,
+    };
     world.load(rows, options.payload_bytes).await;
     let relays: Vec<Relay> = (0..options.replicas)
-        .map(|_| Relay::of_binary(binary, world, options, sink).start())
+        .map(|_| {
+            let relay = Relay::of_binary(binary, world, options, sink);
+            match sink {
+                Sink::Kafka => relay.set("BELLWIRE_KAFKA__PREFIX", &prefix).start(),
+                _ => relay.start(),
+            }
+        })
         .collect();
     world.until_published().await;
     for relay in relays {
@@ -149,6 +175,18 @@ pub(crate) async fn drain(
     }
     if sink.queue().is_some() {
         world.complete(rows, "the relay").await;
+    }
+    if let Some(stream) = stream {
+        let kept = stream.remove().await;
+        if kept != u64::from(rows) {
+            println!("NOTE: the relay left {kept} messages of {rows} in the stream");
+        }
+    }
+    if let Some(topic) = topic {
+        let kept = topic.remove().await;
+        if kept != u64::from(rows) {
+            println!("NOTE: the relay left {kept} records of {rows} in the topic");
+        }
     }
     events_a_second(world, rows).await
 }

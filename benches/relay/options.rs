@@ -42,8 +42,8 @@ pub(crate) struct Options {
     /// Relays that share a drain
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) replicas: u32,
-    /// Where drains go; drain_vs_limit needs the null sink beside a queue
-    #[arg(long, value_delimiter = ',', default_values = ["classic", "quorum", "null"])]
+    /// Where drains go; drain_vs_limit needs the null sink beside a broker's, and Kafka a broker
+    #[arg(long, value_delimiter = ',', default_values = ["classic", "quorum", "jetstream", "null"])]
     pub(crate) sink: Vec<Sink>,
     /// Another build of the binary, to be drained by in turns with this one
     #[arg(long, value_name = "BINARY")]
@@ -109,6 +109,10 @@ pub(crate) enum Sink {
     Classic,
     /// A quorum queue
     Quorum,
+    /// A stream of NATS JetStream, on file storage
+    Jetstream,
+    /// A topic of Kafka (KAFKA_BOOTSTRAP_SERVERS)
+    Kafka,
     /// Nowhere: relay.sink = "null"
     Null,
 }
@@ -119,7 +123,7 @@ impl Sink {
         match self {
             Self::Classic => Some(Queue::Classic),
             Self::Quorum => Some(Queue::Quorum),
-            Self::Null => None,
+            Self::Jetstream | Self::Kafka | Self::Null => None,
         }
     }
 
@@ -127,6 +131,8 @@ impl Sink {
     pub(crate) fn setting(self) -> &'static str {
         match self {
             Self::Classic | Self::Quorum => "rabbitmq",
+            Self::Jetstream => "jetstream",
+            Self::Kafka => "kafka",
             Self::Null => "null",
         }
     }
@@ -136,6 +142,8 @@ impl Sink {
         match self {
             Self::Classic => "classic",
             Self::Quorum => "quorum",
+            Self::Jetstream => "jetstream",
+            Self::Kafka => "kafka",
             Self::Null => "null",
         }
     }

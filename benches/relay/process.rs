@@ -65,6 +65,15 @@ impl Relay {
             .set("BELLWIRE_RELAY__BATCH_SIZE", options.batch.to_string())
             .set("BELLWIRE_ADMIN__LISTEN", "off")
             .set("BELLWIRE_LOG__LEVEL", "warn");
+        if sink == Sink::Jetstream {
+            return prepared
+                .set("BELLWIRE_RELAY__SINK", sink.setting())
+                .set("BELLWIRE_JETSTREAM__STREAM", &world.name)
+                .set("BELLWIRE_JETSTREAM__PREFIX", &world.name);
+        }
+        if sink == Sink::Kafka {
+            return prepared.set("BELLWIRE_RELAY__SINK", sink.setting());
+        }
         if sink == Sink::Null {
             // That events go nowhere is known here. Another build may not know the option.
             prepared

@@ -14,12 +14,8 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
 
-use crate::config::{Config, ConfigError, SinkSetting};
-use crate::sink::jetstream::JetstreamSink;
-use crate::sink::kafka::KafkaSink;
-use crate::sink::null::NullSink;
-use crate::sink::rabbitmq::RabbitmqSink;
-use crate::sink::{Sink, SinkError};
+use crate::config::{Config, ConfigError};
+use crate::sink::{self, Sink};
 use crate::store::{Store, StoreError};
 
 /// A line on standard output.
@@ -148,22 +144,13 @@ async fn dispatch(cli: Cli) -> Result<u8, Failure> {
         Command::Dead(arguments) => dead::run(&config, &arguments).await,
         Command::Prune(arguments) => prune::run(&config, &arguments).await,
         Command::Tail(arguments) => tail::run(&config, &arguments).await,
-        Command::Demo(arguments) => demo::run(config, arguments).await,
+        Command::Demo(arguments) => Box::pin(demo::run(config, arguments)).await,
     }
 }
 
 /// The name of this replica: configured, or the host's.
 fn replica_name(config: &Config) -> String {
-    config.relay.name.clone().unwrap_or_else(|| {
-        let host = hostname::get()
-            .ok()
-            .and_then(|name| name.into_string().ok());
-        format!(
-            "{}-{}",
-            host.as_deref().unwrap_or("relay"),
-            std::process::id()
-        )
-    })
+    config.replica_name()
 }
 
 fn open_store(config: &Config, command: &str) -> Result<Store, StoreError> {
@@ -175,13 +162,7 @@ const TO_NOWHERE: &str = "relay.sink is \"null\": events go nowhere and are mark
                           and trials; set it to \"rabbitmq\" to deliver them";
 
 fn open_sink(config: &Config) -> Result<Arc<dyn Sink>, Failure> {
-    let sink: Result<Arc<dyn Sink>, SinkError> = match config.relay.sink {
-        SinkSetting::Rabbitmq => RabbitmqSink::new(config.rabbitmq.clone()).map(|sink| sink as _),
-        SinkSetting::Jetstream => JetstreamSink::new(config).map(|sink| sink as _),
-        SinkSetting::Kafka => KafkaSink::new(config).map(|sink| sink as _),
-        SinkSetting::Null => Ok(Arc::new(NullSink::new())),
-    };
-    sink.map_err(|error| anyhow::anyhow!("{}", error.message).into())
+    sink::open(config).map_err(|error| anyhow::anyhow!("{}", error.message).into())
 }
 
 fn print_json(report: &impl Serialize) -> Result<(), Failure> {

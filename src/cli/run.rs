@@ -9,14 +9,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{EVENTS_FAILED, FAILED, Failure, TO_NOWHERE, open_sink, open_store, replica_name};
 use crate::alert::{Alert, Alerter};
-use crate::config::{Config, Ordering, RelayConfig, SinkSetting, WakeSetting};
-use crate::relay::Relay;
+use crate::config::{Config, SinkSetting};
 use crate::relay::supervisor::Ending;
-use crate::store::{SilentTrigger, Store, StoreError};
+use crate::relay::{Relay, wait_for_outbox};
+use crate::store::Store;
 use crate::{admin, metrics};
-
-/// Between tries to reach the database at the start.
-const START_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// How long the end of the process waits for alerts that are still to be sent.
 const FLUSH_ALERTS: std::time::Duration = std::time::Duration::from_secs(5);
@@ -146,48 +143,6 @@ async fn carry(
     };
     close(admin).await;
     Ok(Carried::Ended(ending))
-}
-
-/// Waits for a database that is away, refuses an outbox that is wrong.
-async fn wait_for_outbox(store: &Store, relay: &RelayConfig, once: bool) -> Result<(), Failure> {
-    let mut logged = false;
-    loop {
-        match check_outbox(store, relay.ordering).await {
-            Ok(silent) => {
-                for trigger in silent.iter().filter(|_| relay.wake == WakeSetting::Notify) {
-                    let (name, state) = (&trigger.name, trigger.state);
-                    tracing::warn!(
-                        trigger = name,
-                        "trigger is {state}, events wait for the tick"
-                    );
-                }
-                return Ok(());
-            }
-            Err(error) if once || error.is_fatal_at_start() => return Err(error.into()),
-            Err(error) if !logged => {
-                logged = true;
-                tracing::warn!(%error, "waiting for the database");
-            }
-            Err(_) => {}
-        }
-        tokio::time::sleep(START_PAUSE).await;
-    }
-}
-
-async fn check_outbox(store: &Store, ordering: Ordering) -> Result<Vec<SilentTrigger>, StoreError> {
-    let silent = store.check_shape().await?;
-    if ordering == Ordering::Strict {
-        store.check_strict().await?;
-    } else if let Some(sequence) = store.id_sequence().await?
-        && sequence.cache > 1
-    {
-        tracing::warn!(
-            sequence = sequence.name,
-            cache = sequence.cache,
-            "sessions draw ids ahead: within an aggregate ids may not follow the order of its writers"
-        );
-    }
-    Ok(silent)
 }
 
 async fn close(admin: Option<ServerHandle>) {

@@ -86,7 +86,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    fn key(key: impl Into<String>, reason: impl Into<String>) -> Self {
+    pub(crate) fn key(key: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Key {
             key: key.into(),
             reason: reason.into(),
@@ -209,6 +209,20 @@ impl Config {
         loaded.read_secrets(&environment)?;
         loaded.validate().map_err(|error| environment.hide(error))?;
         Ok(loaded)
+    }
+
+    /// The name of this replica: configured, or the host's with the process id.
+    pub fn replica_name(&self) -> String {
+        self.relay.name.clone().unwrap_or_else(|| {
+            let host = hostname::get()
+                .ok()
+                .and_then(|name| name.into_string().ok());
+            format!(
+                "{}-{}",
+                host.as_deref().unwrap_or("relay"),
+                std::process::id()
+            )
+        })
     }
 
     /// Which events go where.

@@ -70,6 +70,7 @@ pub mod outcome;
 pub mod marker;
 pub mod breaker;
 pub mod circuits;
+mod start;
 
 use std::sync::Arc;
 
@@ -82,6 +83,8 @@ use crate::sink::Sink;
 use crate::store::Store;
 
 use supervisor::{Ending, Supervisor};
+
+pub use start::wait_for_outbox;
 
 /// A running relay.
 pub struct Relay {

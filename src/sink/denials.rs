@@ -1,4 +1,4 @@
-//! Destinations that we may not publish to, remembered for a while.
+//! Destinations that have refused an event, or seem to be missing, remembered for a while.
 //!
 //! Nobody can be asked for permissions: only an event that is sent shows that they are missing.
 //! Without a memory a destination that is sound otherwise would be asked, found well, sent the same
@@ -25,6 +25,13 @@ impl Denials {
         let known = (Instant::now(), error.clone());
         self.lock().insert(destination.clone(), known);
         error
+    }
+
+    /// Nobody takes it, and whether that is for want of the destination cannot be told: it may not be
+    /// looked at, and has acknowledged nothing lately.
+    pub(super) fn remember_doubt(&self, destination: &Arc<str>, error: &SinkError) {
+        let known = (Instant::now(), error.clone());
+        self.lock().insert(destination.clone(), known);
     }
 
     /// The refusal that is not yet forgotten.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::{mpsc, watch};
 
+use crate::config::{Config, SinkSetting};
 use crate::event::{ClaimToken, EventId, OutboxEvent};
 use crate::relay::failure::Cause;
 use crate::route::{Address, Route};
@@ -15,6 +16,9 @@ pub mod jetstream;
 pub mod kafka;
 pub mod null;
 pub mod rabbitmq;
+mod rules;
+
+pub use rules::SinkRules;
 
 /// An event on its way to a broker, with the right to send it.
 #[derive(Clone, Debug)]
@@ -103,6 +107,20 @@ pub enum Transport {
     Blocked(String),
     /// Not connected, with the reason.
     Down(String),
+}
+
+/// The sink of a configuration. Does no I/O. Best called on the runtime that lives longest: a sink's
+/// connection may have tasks there.
+///
+/// # Errors
+/// The sink has no usable URL, or something else that it cannot do without.
+pub fn open(config: &Config) -> Result<Arc<dyn Sink>, SinkError> {
+    Ok(match config.relay.sink {
+        SinkSetting::Rabbitmq => rabbitmq::RabbitmqSink::new(config.rabbitmq.clone())?,
+        SinkSetting::Jetstream => jetstream::JetstreamSink::new(config)?,
+        SinkSetting::Kafka => kafka::KafkaSink::new(config)?,
+        SinkSetting::Null => Arc::new(null::NullSink::new()),
+    })
 }
 
 /// A transport that confirms durably.

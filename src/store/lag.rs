@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{Store, StoreError, TOKEN_LOCK_CLASS};
 
 /// Counts stop here: status is never a scan of the backlog.
-const MOST_COUNTED: i32 = 10_000;
+pub(super) const MOST_COUNTED: i32 = 10_000;
 
 /// The state of the outbox.
 #[derive(Clone, Debug, Serialize)]
@@ -33,6 +33,34 @@ impl Lag {
     pub fn age(&self) -> Duration {
         let seconds = self.oldest.as_ref().and_then(|oldest| oldest.age_seconds);
         Duration::try_from_secs_f64(seconds.unwrap_or(0.0)).unwrap_or_default()
+    }
+
+    /// The answer to `lag.sql`.
+    pub(super) fn read(rows: &[tokio_postgres::Row]) -> Result<Self, StoreError> {
+        let row = rows
+            .first()
+            .ok_or_else(|| StoreError::Unavailable("the lag query answered no row".into()))?;
+        let oldest = row.get::<_, Option<i64>>("id").map(|id| OldestEvent {
+            id,
+            aggregate_type: row.get("aggregate_type"),
+            aggregate_id: row.get("aggregate_id"),
+            event_type: row.get("event_type"),
+            attempts: row.get("attempts"),
+            last_error: row.get("last_error"),
+            age_seconds: row
+                .get::<_, Option<f64>>("age_seconds")
+                .map(|seconds| seconds.max(0.0)),
+            behind_dead: row.get("behind_dead"),
+            waits_for: waits_for(row),
+        });
+        Ok(Self {
+            pending: row.get("pending"),
+            dead: row.get("dead"),
+            counted_to: i64::from(MOST_COUNTED),
+            oldest,
+            was_lagging: row.get::<_, Option<bool>>("was_lagging").unwrap_or(false),
+            raised: row.get("raised"),
+        })
     }
 }
 
@@ -85,30 +113,7 @@ impl Store {
     /// When the database does not answer or refuses.
     pub async fn lag(&self) -> Result<Lag, StoreError> {
         let rows = self.query(&self.queries.lag, &[&MOST_COUNTED]).await?;
-        let row = rows
-            .first()
-            .ok_or_else(|| StoreError::Unavailable("the lag query answered no row".into()))?;
-        let oldest = row.get::<_, Option<i64>>("id").map(|id| OldestEvent {
-            id,
-            aggregate_type: row.get("aggregate_type"),
-            aggregate_id: row.get("aggregate_id"),
-            event_type: row.get("event_type"),
-            attempts: row.get("attempts"),
-            last_error: row.get("last_error"),
-            age_seconds: row
-                .get::<_, Option<f64>>("age_seconds")
-                .map(|seconds| seconds.max(0.0)),
-            behind_dead: row.get("behind_dead"),
-            waits_for: waits_for(row),
-        });
-        Ok(Lag {
-            pending: row.get("pending"),
-            dead: row.get("dead"),
-            counted_to: i64::from(MOST_COUNTED),
-            oldest,
-            was_lagging: row.get::<_, Option<bool>>("was_lagging").unwrap_or(false),
-            raised: row.get("raised"),
-        })
+        Lag::read(&rows)
     }
 
     /// The outbox began or ceased to lag. True for the one caller who changed that, and who tells the

@@ -29,6 +29,10 @@ const MIGRATIONS: &[(&str, &str)] = &[
         "V3__doorbell",
         include_str!("../../sql/migrations/0003_doorbell.sql"),
     ),
+    (
+        "V5__publish",
+        include_str!("../../sql/migrations/0005_publish.sql"),
+    ),
 ];
 
 /// Name (after the table's) and text of each index.
@@ -78,10 +82,39 @@ pub struct Migrated {
     pub event_ids: i64,
     /// What became of the insert trigger: `created` or `dropped`; none: it is as it was.
     pub trigger: Option<&'static str>,
+    /// What became of the limit of payloads: `set` or `lifted`; none: it is as it was.
+    pub limit: Option<&'static str>,
+}
+
+/// What a migration is asked to do beside the numbered steps.
+#[derive(Clone, Copy, Debug)]
+pub struct MigrateOptions {
+    /// Shall there be the insert trigger, which relays are woken by?
+    pub trigger: bool,
+    /// A limit of payloads, in bytes of `payload::text`, or none at all; outer none: as it is.
+    pub max_payload_bytes: Option<Option<u32>>,
+}
+
+impl Default for MigrateOptions {
+    fn default() -> Self {
+        Self {
+            trigger: true,
+            max_payload_bytes: None,
+        }
+    }
+}
+
+/// The schema version that this program works with: the number of the last migration.
+pub fn schema_version() -> i32 {
+    let (name, _) = MIGRATIONS.last().expect("there are migrations");
+    let number = name.trim_start_matches('V').split("__").next();
+    number
+        .and_then(|number| number.parse().ok())
+        .expect("a migration's name begins with its number")
 }
 
 fn latest_version() -> i32 {
-    i32::try_from(MIGRATIONS.len()).expect("a handful of migrations")
+    schema_version()
 }
 
 pub(super) fn check_version(version: i32, table: &str) -> Result<(), StoreError> {
@@ -108,18 +141,14 @@ impl Store {
     /// # Errors
     /// When the table cannot be adopted, a lock is not to be had, or the database refuses.
     pub async fn migrate(&self) -> Result<Migrated, StoreError> {
-        self.migrate_to(true).await
+        self.migrate_with(MigrateOptions::default()).await
     }
 
-    /// As [`Self::migrate`], but leaves out the insert trigger, for relays that poll.
+    /// As [`Self::migrate`], with options.
     ///
     /// # Errors
     /// As [`Self::migrate`].
-    pub async fn migrate_without_trigger(&self) -> Result<Migrated, StoreError> {
-        self.migrate_to(false).await
-    }
-
-    async fn migrate_to(&self, trigger: bool) -> Result<Migrated, StoreError> {
+    pub async fn migrate_with(&self, options: MigrateOptions) -> Result<Migrated, StoreError> {
         if self.connector.pooling().await? == Pooling::Transaction {
             return Err(StoreError::Shape(
                 "database.url leads to a connection pooler in transaction mode, where a migration \
@@ -152,7 +181,11 @@ impl Store {
             event_ids = self.backfill_event_ids(&client).await?;
         }
         let found = self.look(&client).await?;
-        let trigger = self.set_trigger(&client, &found, trigger).await?;
+        let trigger = self.set_trigger(&client, &found, options.trigger).await?;
+        let limit = match options.max_payload_bytes {
+            Some(most) => self.set_limit(&client, most).await?,
+            None => None,
+        };
         client.batch_execute(INDEX_TIMEOUTS).await?;
         let indexes = self.build_indexes(&client, &found).await?;
         Ok(Migrated {
@@ -161,6 +194,7 @@ impl Store {
             indexes,
             event_ids,
             trigger,
+            limit,
         })
     }
 
@@ -184,15 +218,51 @@ impl Store {
             _ => return Ok(None),
         };
         let sql = self.names.render(sql);
+        self.change(client, &sql).await?;
+        Ok(Some(done))
+    }
+
+    /// Sets or lifts the limit of payloads.
+    async fn set_limit(
+        &self,
+        client: &Client,
+        most: Option<u32>,
+    ) -> Result<Option<&'static str>, StoreError> {
+        let name = format!("{}_limit_payload", self.names.table);
+        let show = self
+            .names
+            .render(include_str!("../../sql/queries/limit_show.sql"));
+        let found = in_time(client.query_opt(&show, &[&name])).await?;
+        let found = found.and_then(|row| row.get::<_, Option<i64>>("most"));
+        if found == most.map(i64::from) {
+            return Ok(None);
+        }
+        let (done, sql) = match most {
+            Some(most) => (
+                "set",
+                include_str!("../../sql/queries/limit_create.sql")
+                    .replace("{{most}}", &most.to_string()),
+            ),
+            None => (
+                "lifted",
+                include_str!("../../sql/queries/limit_drop.sql").to_owned(),
+            ),
+        };
+        self.change(client, &self.names.render(&sql)).await?;
+        Ok(Some(done))
+    }
+
+    /// Runs a change of the table that needs its lock, again and again while it is locked.
+    async fn change(&self, client: &Client, sql: &str) -> Result<(), StoreError> {
         for attempt in 1.. {
-            match in_time(client.batch_execute(&sql)).await {
+            match in_time(client.batch_execute(sql)).await {
                 Err(error) if error.is_lock_timeout() && attempt < LOCK_TRIES => {
                     wait_for_lock(attempt).await;
                 }
-                answer => return answer.map(|()| Some(done)),
+                answer => return answer,
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Keeps migrations apart. Asks again and again: a session that waits for a lock would hold

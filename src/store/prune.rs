@@ -13,6 +13,18 @@ pub enum Pruned {
     Elsewhere,
 }
 
+impl Pruned {
+    /// The answer to `prune.sql`.
+    pub(super) fn read(rows: &[tokio_postgres::Row]) -> Self {
+        match rows.first() {
+            Some(row) if row.get("mine") => {
+                Self::Rows(u64::try_from(row.get::<_, i64>("gone")).unwrap_or(0))
+            }
+            _ => Self::Elsewhere,
+        }
+    }
+}
+
 impl Store {
     /// Deletes up to `most` events that were published longer than `keep` ago.
     ///
@@ -28,12 +40,7 @@ impl Store {
                 &[&PRUNE_LOCK_CLASS, &keep, &most, &self.names.qualified("")],
             )
             .await?;
-        Ok(match rows.first() {
-            Some(row) if row.get("mine") => {
-                Pruned::Rows(u64::try_from(row.get::<_, i64>("gone")).unwrap_or(0))
-            }
-            _ => Pruned::Elsewhere,
-        })
+        Ok(Pruned::read(&rows))
     }
 
     /// How many events were published longer than `keep` ago; counting stops at `most`.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tokio_postgres::types::ToSql;
 
 use super::migrate::INDEXES;
-use super::{Store, StoreError};
+use super::{Names, Store, StoreError};
 
 /// Columns and the types that will do. Lengths do not matter.
 const COLUMNS: &[(&str, &[&str])] = &[
@@ -33,7 +33,7 @@ const COLUMNS: &[(&str, &[&str])] = &[
 /// Columns that a table of the base shape must have before it can be adopted.
 const ADDED_COLUMNS: &[&str] = &["event_id", "correlation_id", "headers", "holds"];
 
-const SHAPE: &str = include_str!("../../sql/queries/shape.sql");
+pub(super) const SHAPE: &str = include_str!("../../sql/queries/shape.sql");
 
 /// A trigger that does not ring: events wait for the tick.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    fn read(rows: &[tokio_postgres::Row]) -> Self {
+    pub(super) fn read(rows: &[tokio_postgres::Row]) -> Self {
         let mut found = Self::default();
         for row in rows {
             let (name, detail): (String, String) = (row.get(1), row.get(2));
@@ -97,19 +97,11 @@ impl Store {
         let names: [&(dyn ToSql + Sync); 2] = [&self.names.schema, &self.names.table];
         let found = Found::read(&self.query(SHAPE, &names).await?);
         let table = self.names.display();
-        check_table(&found, &table)?;
-        if !found
-            .side
-            .contains_key(&format!("{}_migrations", self.names.table))
-        {
-            return Err(StoreError::Shape(format!(
-                "table {table} was not set up by Bellwire yet: run `bellwire migrate`"
-            )));
-        }
+        check_set_up(&found, &self.names)?;
         let version = self.query(&self.queries.schema_version, &[]).await?;
         let version = version.first().map_or(0, |row| row.get(0));
         super::migrate::check_version(version, &table)?;
-        check_columns(&found, &table, COLUMNS.iter())?;
+        check_all_columns(&found, &table)?;
         for suffix in SIDE_OBJECTS {
             let name = format!("{}{suffix}", self.names.table);
             if !found.side.contains_key(&name) {
@@ -144,6 +136,26 @@ impl Store {
         }
         silent
     }
+}
+
+/// Is there a table, and has a migration been at it?
+pub(super) fn check_set_up(found: &Found, names: &Names) -> Result<(), StoreError> {
+    let table = names.display();
+    check_table(found, &table)?;
+    if found
+        .side
+        .contains_key(&format!("{}_migrations", names.table))
+    {
+        return Ok(());
+    }
+    Err(StoreError::Shape(format!(
+        "table {table} was not set up by Bellwire yet: run `bellwire migrate`"
+    )))
+}
+
+/// Has it all columns, of types that will do?
+pub(super) fn check_all_columns(found: &Found, table: &str) -> Result<(), StoreError> {
+    check_columns(found, table, COLUMNS.iter())
 }
 
 fn check_table(found: &Found, table: &str) -> Result<(), StoreError> {

@@ -36,7 +36,11 @@ struct Subject {
 enum Place {
     Queue(Box<World>),
     Stream(Stream),
-    Topic(Topic, Cluster),
+    Topic {
+        topic: Topic,
+        /// The mock is there as long as this is.
+        _cluster: Cluster,
+    },
     /// Nobody keeps them.
     Nowhere,
 }
@@ -46,7 +50,7 @@ impl Place {
         match self {
             Self::Queue(world) => &world.exchange,
             Self::Stream(stream) => &stream.name,
-            Self::Topic(topic, _) => &topic.name,
+            Self::Topic { topic, .. } => &topic.name,
             Self::Nowhere => "events",
         }
     }
@@ -132,7 +136,10 @@ mod sinks {
         Some(Subject {
             sink: KafkaSink::new(&config).unwrap(),
             network: Some(network),
-            place: Place::Topic(topic, cluster),
+            place: Place::Topic {
+                topic,
+                _cluster: cluster,
+            },
         })
     }
 
@@ -180,7 +187,7 @@ impl Subject {
                 messages.extend(stream.messages(0, SOON).await);
                 Some(messages.iter().map(Kept::id).collect())
             }
-            Place::Topic(topic, _) => {
+            Place::Topic { topic, .. } => {
                 let records = topic.records(count, SOON).await;
                 Some(records.iter().map(Record::id).collect())
             }
@@ -202,7 +209,7 @@ impl Subject {
         match self.place {
             Place::Queue(world) => world.clean().await,
             Place::Stream(stream) => stream.delete().await,
-            Place::Topic(..) | Place::Nowhere => {}
+            Place::Topic { .. } | Place::Nowhere => {}
         }
     }
 }
@@ -438,7 +445,7 @@ async fn an_event_that_cannot_be_sent_harms_no_other(mut subject: Subject) {
     let mut illegal = event(10);
     illegal.event_type = "x".repeat(300).into();
     // To Kafka that is a header like any other, and this is none.
-    illegal.headers = matches!(subject.place, Place::Topic(..)).then(|| r#"{"": 1}"#.into());
+    illegal.headers = matches!(subject.place, Place::Topic { .. }).then(|| r#"{"": 1}"#.into());
     let mut undecodable = event(20);
     undecodable.headers = Some(format!("[\"{MARKER}\"]"));
     let mut odd = vec![illegal, undecodable];

@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::time::Duration;
 
+use nkeys::KeyPair;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
 use crate::support::{SOON, Stream, TlsServers, World, nats_url};
@@ -167,7 +168,7 @@ async fn a_limit_that_became_smaller_is_heeded_after_the_restart() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_nkey_stands_for_user_and_password() {
-    let pair = nkeys::KeyPair::new_user();
+    let pair = KeyPair::new_user();
     let users = format!(
         r#"authorization {{ users: [
             {{ user: admin, password: "{PASSWORD}" }}
@@ -274,5 +275,181 @@ async fn who_we_are_and_who_the_server_is_are_verified() {
     world.fill("order", 5, 2).await;
     world.until_published(SOON).await;
     assert_eq!(stream.messages(10, SOON).await.len(), 10);
+    world.clean().await;
+}
+
+/// Base64 with the alphabet for URLs, unpadded, as JWT has it.
+fn base64_url(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let bits = three
+            .iter()
+            .fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte));
+        let bits = bits << (8 * (3 - three.len()));
+        for place in 0..=three.len() {
+            let six = (bits >> (18 - 6 * place)) & 63;
+            text.push(char::from(ALPHABET[six as usize]));
+        }
+    }
+    text
+}
+
+/// A claim of NATS about `subject`, signed by `issuer`.
+fn claim(issuer: &KeyPair, subject: &KeyPair, name: &str, nats: Value) -> String {
+    let header = base64_url(br#"{"typ":"JWT","alg":"ed25519-nkey"}"#);
+    let body = json!({
+        "jti": format!("{:032X}", rand::random::<u128>()), "iat": 1_700_000_000,
+        "iss": issuer.public_key(), "name": name, "sub": subject.public_key(), "nats": nats,
+    });
+    let signed = format!("{header}.{}", base64_url(body.to_string().as_bytes()));
+    let signature = issuer.sign(signed.as_bytes()).unwrap();
+    format!("{signed}.{}", base64_url(&signature))
+}
+
+fn account(operator: &KeyPair, account: &KeyPair, name: &str, stores: i64) -> String {
+    let limits = json!({
+        "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true, "conn": -1,
+        "leaf": -1, "mem_storage": stores, "disk_storage": stores, "streams": stores, "consumer": stores,
+    });
+    let nats = json!({ "limits": limits, "type": "account", "version": 2 });
+    claim(operator, account, name, nats)
+}
+
+fn credentials(account: &KeyPair, user: &KeyPair, permissions: Value) -> String {
+    let mut nats = json!({ "subs": -1, "data": -1, "payload": -1, "type": "user", "version": 2 });
+    for (key, value) in permissions.as_object().unwrap() {
+        nats[key] = value.clone();
+    }
+    format!(
+        "-----BEGIN NATS USER JWT-----\n{}\n------END NATS USER JWT------\n\n\
+         -----BEGIN USER NKEY SEED-----\n{}\n------END USER NKEY SEED------\n",
+        claim(account, user, "relay", nats),
+        user.seed().unwrap()
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_credentials_file_stands_for_user_and_password() {
+    let (operator, system, shop) = (
+        KeyPair::new_operator(),
+        KeyPair::new_account(),
+        KeyPair::new_account(),
+    );
+    let nats = json!({ "type": "operator", "version": 2 });
+    let settings = format!(
+        "operator: {}\nsystem_account: {}\nresolver: MEMORY\nresolver_preload: {{ {}: {}, {}: {} }}",
+        claim(&operator, &operator, "o", nats),
+        system.public_key(),
+        system.public_key(),
+        account(&operator, &system, "SYS", 0),
+        shop.public_key(),
+        account(&operator, &shop, "shop", -1),
+    );
+    let Some(server) = Server::start(&settings) else {
+        return;
+    };
+    let admin = credentials(&shop, &KeyPair::new_user(), json!({}));
+    let options = async_nats::ConnectOptions::with_credentials(&admin)
+        .unwrap()
+        .retry_on_initial_connect();
+    let address = format!("localhost:{}", server.port);
+    let mut stream = Stream::of(options.connect(address).await.unwrap());
+    stream.client.flush().await.unwrap();
+    stream.create(json!({})).await;
+
+    let user = KeyPair::new_user();
+    let subjects = format!("{}.>", stream.name);
+    let permissions = json!({
+        "pub": { "allow": ["$JS.API.INFO", "$JS.API.STREAM.INFO.*", subjects] },
+        "sub": { "allow": ["_INBOX.>"] },
+    });
+    let good = credentials(&shop, &user, permissions);
+    let unknown = credentials(&KeyPair::new_account(), &user, json!({}));
+    let world = World::outbox().await;
+    let url = format!("nats://localhost:{}", server.port);
+    let without = [&world.to_stream(&stream)[..], &[("NATS_URL", &url)]].concat();
+    let file = server.directory.path().join("relay.creds");
+    let path = file.to_str().unwrap();
+    let with = [&without[..], &[("jetstream.credentials_file", path)]].concat();
+    for (text, words) in [
+        (unknown.as_str(), "jetstream.credentials_file"),
+        ("no credentials", "holds no NATS credentials"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let run = world.command(&with, &["check"]).await;
+        assert!(
+            !run.status.success() && run.stdout.contains(words),
+            "{}",
+            run.stdout
+        );
+        assert!(!run.stdout.contains(&user.seed().unwrap()));
+    }
+    std::fs::write(&file, &good).unwrap();
+    assert!(!world.command(&without, &["check"]).await.status.success());
+    let relay = world.relay(&with);
+    world.fill("order", 5, 2).await;
+    world.until_published(SOON).await;
+    assert_eq!(stream.messages(10, SOON).await.len(), 10);
+    assert!(!relay.log().contains(&user.seed().unwrap()));
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_may_not_be_looked_at_and_is_missing_kills_nothing() {
+    let blind = users("*.order.>\", \"*.invoice.>").replace("\"$JS.API.STREAM.INFO.*\", ", "");
+    let Some(server) = Server::start(&blind) else {
+        return;
+    };
+    let mut stream = server.stream(async_nats::ConnectOptions::new()).await;
+    let only = format!("{}.order.>", stream.name);
+    stream.update(json!({ "subjects": [only] })).await;
+    let world = World::outbox().await;
+    let url = server.url("relay", PASSWORD);
+    let settings = [
+        &world.to_stream(&stream)[..],
+        &[
+            ("NATS_URL", url.as_str()),
+            ("retry.max_attempts", "1"),
+            ("retry.backoff", "1s"),
+            ("relay.tick", "500ms"),
+        ],
+    ]
+    .concat();
+    let relay = world.relay(&settings);
+    // Nothing has been acknowledged yet: it may be for want of the stream.
+    world.insert(("invoice", "1"), "Sent", "{}").await;
+    relay
+        .until_logged("which of them cannot be told without permission", SOON)
+        .await;
+    assert_eq!(
+        world.one::<i64>("SELECT sum(attempts) FROM outbox").await,
+        0
+    );
+    // Others show that the stream is there: now it is the subject's fault, and nobody else waits for it.
+    let began = std::time::Instant::now();
+    while world.count("dead").await == 0 {
+        assert!(began.elapsed() < 2 * SOON, "{}", world.table_state().await);
+        world.insert(("order", "1"), "Placed", "{}").await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    world.until_published(SOON).await;
+    let error: String = world
+        .one("SELECT last_error FROM outbox WHERE status = 'dead'")
+        .await;
+    assert!(error.starts_with("unroutable: no stream covers"), "{error}");
+    // And a stream that went away a while ago charges nobody.
+    stream.delete().await;
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    world.insert(("order", "2"), "Placed", "{}").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let row: String = world
+        .one("SELECT format('%s %s', status, attempts) FROM outbox ORDER BY id DESC LIMIT 1")
+        .await;
+    assert_eq!(row, "pending 0");
+    stream.restart();
+    stream.create(json!({})).await;
+    world.until_published(2 * SOON).await;
+    assert_eq!(stream.messages(1, SOON).await.len(), 1);
     world.clean().await;
 }

@@ -8,6 +8,9 @@
 mod support;
 
 mod delivery;
+mod library;
+mod embedded;
+mod examples;
 mod ordering;
 mod crash;
 mod shutdown;
@@ -41,5 +44,6 @@ mod jetstream;
 mod jetstream_access;
 mod kafka;
 mod kafka_faults;
+mod jetstream_faults;
 mod tls;
 mod secrets;

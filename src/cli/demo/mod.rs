@@ -7,7 +7,7 @@
 //! tasks, and [`stage`] then removes what was made in the servers.
 
 use anyhow::{Context as _, anyhow};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::relays::Relays;
@@ -22,7 +22,9 @@ mod read;
 mod relays;
 mod report;
 mod stage;
+mod stream;
 mod tally;
+mod topics;
 mod watch;
 mod write;
 
@@ -41,6 +43,9 @@ pub(super) struct Arguments {
     /// Relay processes; a single one is started again after the kill
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     relays: u8,
+    /// Where the events go; as `relay.sink` says unless given
+    #[arg(long, value_enum)]
+    sink: Option<DemoSink>,
     /// Kill no relay
     #[arg(long)]
     no_kill: bool,
@@ -49,9 +54,20 @@ pub(super) struct Arguments {
     json: bool,
 }
 
+/// A broker that the demo can read from.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DemoSink {
+    /// An exchange and a queue of RabbitMQ
+    Rabbitmq,
+    /// A stream of NATS JetStream
+    Jetstream,
+    /// Topics of Kafka
+    Kafka,
+}
+
 pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Failure> {
     let mut stop = Stop::new().context("cannot handle signals")?;
-    let stage = Stage::new(config)?;
+    let stage = Stage::new(config, arguments.sink)?;
     let progress = Progress::new(&arguments);
     let outcome = tokio::select! {
         biased;
@@ -87,7 +103,7 @@ async fn perform(
     arguments: &Arguments,
     progress: &Progress,
 ) -> Result<Findings, Failure> {
-    progress.step(format!("schema, exchange and queue {}", stage.name()));
+    progress.step(format!("schema, {} {}", stage.place(), stage.name()));
     let reader = stage.set_up().await?;
     let mut relays = Relays::new(stage);
     let watch = Watch::new(stage, arguments, progress, reader);

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use tokio::process::{Child, Command};
 
 use super::stage::Stage;
-use crate::config::{Config, MessageId};
+use crate::config::{Config, KafkaConfig, MessageId, SinkSetting};
 use crate::event::BUCKETS;
 use crate::store::{ReplicaStatus, Store};
 
@@ -201,7 +201,9 @@ fn command(config: &Config, name: &str, stderr: File) -> anyhow::Result<Command>
     // What they hold is given by value.
     command
         .env_remove("DATABASE_URL_FILE")
-        .env_remove("AMQP_URL_FILE");
+        .env_remove("AMQP_URL_FILE")
+        .env_remove("NATS_URL_FILE")
+        .env_remove("KAFKA_BOOTSTRAP_SERVERS_FILE");
     command
         .arg("run")
         .envs(environment(config, name))
@@ -216,6 +218,8 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
     let Config {
         database,
         rabbitmq,
+        jetstream,
+        kafka,
         relay,
         retry,
         log,
@@ -229,11 +233,27 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         MessageId::Id => "id",
         MessageId::EventId => "event_id",
     };
+    let sink = match relay.sink {
+        SinkSetting::Jetstream => "jetstream",
+        SinkSetting::Kafka => "kafka",
+        SinkSetting::Rabbitmq | SinkSetting::Null => "rabbitmq",
+    };
     let mut environment = vec![
         ("DATABASE_URL", url(&database.url)),
         // Whatever a configuration file says: the demo counts what arrives there.
-        ("BELLWIRE_RELAY__SINK", "rabbitmq".to_owned()),
+        ("BELLWIRE_RELAY__SINK", sink.to_owned()),
         ("AMQP_URL", url(&rabbitmq.url)),
+        ("NATS_URL", url(&jetstream.url)),
+        ("BELLWIRE_JETSTREAM__PREFIX", jetstream.prefix.clone()),
+        ("BELLWIRE_JETSTREAM__SOURCE", jetstream.source.clone()),
+        (
+            "BELLWIRE_JETSTREAM__ACK_TIMEOUT",
+            duration(jetstream.ack_timeout),
+        ),
+        (
+            "BELLWIRE_JETSTREAM__CONNECT_TIMEOUT",
+            duration(jetstream.connect_timeout),
+        ),
         ("BELLWIRE_DATABASE__SCHEMA", database.schema.clone()),
         ("BELLWIRE_DATABASE__TABLE", database.table.clone()),
         ("BELLWIRE_RABBITMQ__EXCHANGE", rabbitmq.exchange.clone()),
@@ -268,6 +288,10 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         ("BELLWIRE_LOG__LEVEL", log.level.clone()),
         ("BELLWIRE_LOG__FORMAT", "text".to_owned()),
     ];
+    if let Some(stream) = &jetstream.stream {
+        environment.push(("BELLWIRE_JETSTREAM__STREAM", stream.clone()));
+    }
+    environment.extend(of_kafka(kafka));
     for (variable, file) in [
         ("BELLWIRE_DATABASE__CA_FILE", &database.ca_file),
         ("BELLWIRE_DATABASE__CERT_FILE", &database.cert_file),
@@ -275,10 +299,66 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         ("BELLWIRE_RABBITMQ__CA_FILE", &rabbitmq.ca_file),
         ("BELLWIRE_RABBITMQ__CERT_FILE", &rabbitmq.cert_file),
         ("BELLWIRE_RABBITMQ__KEY_FILE", &rabbitmq.key_file),
+        (
+            "BELLWIRE_JETSTREAM__CREDENTIALS_FILE",
+            &jetstream.credentials_file,
+        ),
+        ("BELLWIRE_JETSTREAM__NKEY_FILE", &jetstream.nkey_file),
+        ("BELLWIRE_JETSTREAM__CA_FILE", &jetstream.ca_file),
+        ("BELLWIRE_JETSTREAM__CERT_FILE", &jetstream.cert_file),
+        ("BELLWIRE_JETSTREAM__KEY_FILE", &jetstream.key_file),
+        ("BELLWIRE_KAFKA__CA_FILE", &kafka.ca_file),
+        ("BELLWIRE_KAFKA__CERT_FILE", &kafka.cert_file),
+        ("BELLWIRE_KAFKA__KEY_FILE", &kafka.key_file),
     ] {
         if let Some(file) = file {
             // It came from text, so it is text.
             environment.push((variable, file.to_string_lossy().into_owned()));
+        }
+    }
+    environment
+}
+
+/// All but the properties of librdkafka, whose names are none of variables, and the files.
+fn of_kafka(kafka: &KafkaConfig) -> Vec<(&'static str, String)> {
+    let duration = |duration| humantime::format_duration(duration).to_string();
+    let mut environment = vec![
+        ("BELLWIRE_KAFKA__TLS", kafka.tls.to_string()),
+        ("BELLWIRE_KAFKA__PREFIX", kafka.prefix.clone()),
+        ("BELLWIRE_KAFKA__SOURCE", kafka.source.clone()),
+        ("BELLWIRE_KAFKA__LINGER", duration(kafka.linger)),
+        (
+            "BELLWIRE_KAFKA__COMPRESSION",
+            kafka.compression.name().to_owned(),
+        ),
+        (
+            "BELLWIRE_KAFKA__MAX_MESSAGE_BYTES",
+            kafka.max_message_bytes.to_string(),
+        ),
+        (
+            "BELLWIRE_KAFKA__CONFIRM_TIMEOUT",
+            duration(kafka.confirm_timeout),
+        ),
+        (
+            "BELLWIRE_KAFKA__CONNECT_TIMEOUT",
+            duration(kafka.connect_timeout),
+        ),
+    ];
+    let password = kafka.password.as_ref();
+    for (variable, value) in [
+        ("KAFKA_BOOTSTRAP_SERVERS", kafka.bootstrap_servers.clone()),
+        (
+            "BELLWIRE_KAFKA__SASL_MECHANISM",
+            kafka.sasl_mechanism.map(|one| one.name().to_owned()),
+        ),
+        ("BELLWIRE_KAFKA__USERNAME", kafka.username.clone()),
+        (
+            "BELLWIRE_KAFKA__PASSWORD",
+            password.map(|secret| secret.expose().to_owned()),
+        ),
+    ] {
+        if let Some(value) = value {
+            environment.push((variable, value));
         }
     }
     environment

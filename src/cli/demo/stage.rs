@@ -1,6 +1,6 @@
-//! Where the demo plays: a schema, an exchange and a queue of its own, removed afterwards.
+//! Where the demo plays: a schema, and an exchange and a queue, or a stream, or topics, of its own, removed afterwards.
 //!
-//! All three have one random name, and nothing without that name is ever touched.
+//! All have one random name, and nothing without that name is ever touched.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -13,13 +13,15 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use lapin::{Connection, ExchangeKind};
+use tokio::sync::mpsc::UnboundedSender;
 use tracing::instrument::WithSubscriber as _;
 use tracing::subscriber::NoSubscriber;
 
-use super::read::Reader;
+use super::watch::News;
+use super::{DemoSink, read, stream, topics};
 use crate::cli::{Failure, open_store};
-use crate::config::{Config, LogFormat, MessageId};
-use crate::sink::rabbitmq;
+use crate::config::{Config, LogFormat, MessageId, SinkSetting};
+use crate::sink::{jetstream, rabbitmq};
 use crate::store::{Store, StoreError};
 
 /// For each conversation with the broker; it takes milliseconds.
@@ -27,6 +29,23 @@ const BROKER_PATIENCE: Duration = Duration::from_secs(10);
 /// The backend of a killed relay may hold its locks a moment longer.
 const DROP_SCHEMA: &str =
     "SET lock_timeout = '10s'; SET statement_timeout = '30s'; DROP SCHEMA IF EXISTS";
+
+/// Reads what arrives, until it is dropped.
+pub(super) enum Reader {
+    Queue(read::Reader),
+    Stream(stream::Reader),
+    Topics(topics::Reader),
+}
+
+impl Reader {
+    pub(super) async fn run(self, tell: UnboundedSender<News>) -> anyhow::Result<()> {
+        match self {
+            Self::Queue(reader) => reader.run(tell).await,
+            Self::Stream(reader) => reader.run(tell).await,
+            Self::Topics(reader) => reader.run(tell).await,
+        }
+    }
+}
 
 /// The demo's own corner of the user's servers.
 pub(super) struct Stage {
@@ -41,17 +60,36 @@ pub(super) struct Stage {
 
 impl Stage {
     /// Chooses names; touches nothing yet.
-    pub(super) fn new(mut config: Config) -> Result<Self, Failure> {
+    pub(super) fn new(mut config: Config, sink: Option<DemoSink>) -> Result<Self, Failure> {
         let name = format!("bellwire_demo_{:08x}", rand::random::<u32>());
         config.database.schema.clone_from(&name);
         config.database.table = "outbox".into();
         config.rabbitmq.exchange.clone_from(&name);
         // The consumer tells events apart, and their order, by the outbox id.
         config.rabbitmq.message_id = MessageId::Id;
+        config.jetstream.stream = Some(name.clone());
+        config.jetstream.prefix.clone_from(&name);
+        config.kafka.prefix.clone_from(&name);
         config.log.format = LogFormat::Text;
-        if config.rabbitmq.url.is_none() {
+        let (set, url, variable) = match (sink, config.relay.sink) {
+            (Some(DemoSink::Jetstream), _) | (None, SinkSetting::Jetstream) => {
+                config.relay.sink = SinkSetting::Jetstream;
+                (config.jetstream.url.is_some(), "jetstream.url", "NATS_URL")
+            }
+            (Some(DemoSink::Kafka), _) | (None, SinkSetting::Kafka) => {
+                config.relay.sink = SinkSetting::Kafka;
+                let set = config.kafka.bootstrap_servers.is_some();
+                (set, "kafka.bootstrap_servers", "KAFKA_BOOTSTRAP_SERVERS")
+            }
+            // The demo counts what arrives: nowhere is no place for it.
+            _ => {
+                config.relay.sink = SinkSetting::Rabbitmq;
+                (config.rabbitmq.url.is_some(), "rabbitmq.url", "AMQP_URL")
+            }
+        };
+        if !set {
             return Err(anyhow!(
-                "rabbitmq.url is not set: give it in the configuration file or as AMQP_URL"
+                "{url} is not set: give it in the configuration file or as {variable}"
             )
             .into());
         }
@@ -65,7 +103,16 @@ impl Stage {
         })
     }
 
-    /// Of the schema, the exchange and the queue.
+    /// What there is of its name in the broker, for people.
+    pub(super) fn place(&self) -> &'static str {
+        match self.config.relay.sink {
+            SinkSetting::Jetstream => "stream",
+            SinkSetting::Kafka => "topics",
+            SinkSetting::Rabbitmq | SinkSetting::Null => "exchange and queue",
+        }
+    }
+
+    /// Of everything that is made.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -96,10 +143,27 @@ impl Stage {
             .migrate()
             .with_subscriber(NoSubscriber::default())
             .await?;
-        Ok(self.in_time(self.set_up_broker()).await?)
+        Ok(match self.config.relay.sink {
+            SinkSetting::Jetstream => {
+                let set_up = async {
+                    let client = jetstream::connect(&self.config.jetstream).await?;
+                    self.in_broker.set(true);
+                    stream::set_up(client, &self.name).await
+                };
+                Reader::Stream(self.in_time(set_up).await?)
+            }
+            SinkSetting::Kafka => {
+                self.in_broker.set(true);
+                Reader::Topics(self.in_time(topics::set_up(&self.config.kafka)).await?)
+            }
+            SinkSetting::Rabbitmq | SinkSetting::Null => {
+                let set_up = async { self.set_up_broker().await.context("RabbitMQ") };
+                Reader::Queue(self.in_time(set_up).await?)
+            }
+        })
     }
 
-    async fn set_up_broker(&self) -> lapin::Result<Reader> {
+    async fn set_up_broker(&self) -> lapin::Result<read::Reader> {
         let connection = self.connect_broker().await?;
         self.in_broker.set(true);
         let channel = connection.create_channel().await?;
@@ -122,7 +186,7 @@ impl Stage {
         channel
             .queue_bind(name(), name(), "#".into(), bind, FieldTable::default())
             .await?;
-        Reader::start(connection, &self.name).await
+        read::Reader::start(connection, &self.name).await
     }
 
     /// Removes everything, as far as possible; one line for each thing that stays behind.
@@ -132,7 +196,8 @@ impl Stage {
             && let Err(error) = self.in_time(self.remove_from_broker()).await
         {
             left.push(format!(
-                "exchange and queue {} may be left behind: {error:#}",
+                "{} {} may be left behind: {error:#}",
+                self.place(),
                 self.name
             ));
         }
@@ -144,7 +209,17 @@ impl Stage {
         left
     }
 
-    async fn remove_from_broker(&self) -> lapin::Result<()> {
+    async fn remove_from_broker(&self) -> anyhow::Result<()> {
+        match self.config.relay.sink {
+            SinkSetting::Jetstream => stream::remove(&self.config.jetstream, &self.name).await,
+            SinkSetting::Kafka => topics::remove(&self.config.kafka).await,
+            SinkSetting::Rabbitmq | SinkSetting::Null => {
+                self.remove_queue().await.context("RabbitMQ")
+            }
+        }
+    }
+
+    async fn remove_queue(&self) -> lapin::Result<()> {
         // A connection of its own: the consumer's may be what failed.
         let connection = self.connect_broker().await?;
         let channel = connection.create_channel().await?;
@@ -170,11 +245,9 @@ impl Stage {
         rabbitmq::connect(&self.config.rabbitmq, "bellwire demo").await
     }
 
-    async fn in_time<T>(&self, talk: impl Future<Output = lapin::Result<T>>) -> anyhow::Result<T> {
+    async fn in_time<T>(&self, talk: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
         let answer = tokio::time::timeout(BROKER_PATIENCE, talk).await;
-        answer
-            .context("RabbitMQ does not answer")?
-            .context("RabbitMQ")
+        answer.context("the broker does not answer")?
     }
 
     /// How many rows are in which state, and in whose hand: for a report of trouble.

@@ -9,9 +9,9 @@ use tokio::time::MissedTickBehavior;
 
 use super::relays::{Relays, taken_over};
 use super::report::{Findings, Kill, Progress};
-use super::stage::Stage;
+use super::stage::{Reader, Stage};
 use super::tally::{Arrival, Tally};
-use super::{Arguments, read, write};
+use super::{Arguments, write};
 
 /// Without any commit or arrival for so long, what is missing counts as lost. Twice the lease if
 /// that is longer: rows of a frozen relay wait for it.
@@ -57,7 +57,7 @@ impl<'a> Watch<'a> {
         stage: &'a Stage,
         arguments: &'a Arguments,
         progress: &'a Progress,
-        reader: read::Reader,
+        reader: Reader,
     ) -> Self {
         let (tell, news) = unbounded_channel();
         let mut tasks = JoinSet::new();

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::{ConnectError, ConnectErrorKind, ConnectOptions, ServerAddr};
+use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, ServerAddr};
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -105,7 +105,7 @@ impl Connector {
                 }
             }
         }
-        Err(first.unwrap_or_else(|| SinkError::new(Cause::Unreachable, "jetstream.url is not set")))
+        Err(first.unwrap_or_else(no_url))
     }
 
     async fn attempt(&self, server: &Url, number: u64) -> Result<Arc<Link>, SinkError> {
@@ -125,6 +125,22 @@ impl Connector {
         };
         self.find_jetstream(&link).await?;
         Ok(link)
+    }
+
+    /// A client of the first server that takes us.
+    pub(super) async fn plain_client(&self) -> Result<Client, SinkError> {
+        let mut first = None;
+        for server in &self.servers {
+            let (address, options) = self.options(server)?;
+            let options = options.connection_timeout(self.config.connect_timeout);
+            match options.connect(address).await {
+                Ok(client) => return Ok(client),
+                Err(error) => {
+                    first.get_or_insert(connect_failed(&place(server), &error));
+                }
+            }
+        }
+        Err(first.unwrap_or_else(no_url))
     }
 
     /// Does the account have JetStream, and does it answer?
@@ -200,6 +216,10 @@ fn read(option: &str, path: &Path) -> Result<String, SinkError> {
             format!("{option}: {} cannot be read: {error}", path.display()),
         )
     })
+}
+
+fn no_url() -> SinkError {
+    SinkError::new(Cause::Unreachable, "jetstream.url is not set (NATS_URL)")
 }
 
 fn place(server: &Url) -> String {

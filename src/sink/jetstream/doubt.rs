@@ -19,11 +19,13 @@ pub(super) enum Doubt {
     Overdue,
 }
 
-/// Why the stream has not acknowledged a message, if it can be told.
+/// Why the stream has not acknowledged a message, if it can be told. `acknowledges`: it has acknowledged
+/// others lately, which is what can be known of one that may not be looked at.
 pub(super) fn explained(
     (stream, subject): (&str, &str),
     doubt: Doubt,
     seen: Result<&Seen, &SinkError>,
+    acknowledges: bool,
 ) -> Option<SinkError> {
     let error = |cause, message: String| Some(SinkError::new(cause, message));
     match (seen, doubt) {
@@ -34,9 +36,18 @@ pub(super) fn explained(
             Cause::Unroutable,
             format!("subject '{subject}' belongs to another stream than '{stream}'"),
         ),
-        (Ok(Seen::Denied), Doubt::Nobody) => error(
+        (Ok(Seen::Denied), Doubt::Nobody) if acknowledges => error(
             Cause::Unroutable,
             format!("no stream covers the subject '{subject}'"),
+        ),
+        // No event may die of a stream that was deleted: it waits, uncharged, until another event of the
+        // stream is acknowledged or somebody says which it is.
+        (Ok(Seen::Denied), Doubt::Nobody) => error(
+            Cause::DestinationMissing,
+            format!(
+                "stream '{stream}' does not exist, or does not cover the subject '{subject}': which of \
+                 them cannot be told without permission for $JS.API.STREAM.INFO.{stream}"
+            ),
         ),
         (Ok(Seen::Stream(settings)), doubt) => {
             if !settings.takes(subject) {
@@ -73,7 +84,7 @@ mod tests {
     }
 
     fn cause(subject: &str, doubt: Doubt, seen: &Seen) -> Option<Cause> {
-        explained(("EVENTS", subject), doubt, Ok(seen)).map(|error| error.cause)
+        explained(("EVENTS", subject), doubt, Ok(seen), false).map(|error| error.cause)
     }
 
     #[test]
@@ -100,9 +111,20 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_that_may_not_be_looked_at_is_taken_to_be_missing_until_it_acknowledges() {
+        let of = |acknowledges| {
+            let about = ("EVENTS", "events.x.y");
+            explained(about, Doubt::Nobody, Ok(&Seen::Denied), acknowledges).unwrap()
+        };
+        assert_eq!(of(true).cause, Cause::Unroutable);
+        assert_eq!(of(false).cause, Cause::DestinationMissing);
+        assert!(of(false).message.contains("$JS.API.STREAM.INFO.EVENTS"));
+    }
+
+    #[test]
     fn what_could_not_be_looked_at_charges_nobody() {
         let lost = SinkError::new(Cause::Unreachable, "lost");
-        let of = |doubt| explained(("EVENTS", "events.x.y"), doubt, Err(&lost));
+        let of = |doubt| explained(("EVENTS", "events.x.y"), doubt, Err(&lost), true);
         assert_eq!(of(Doubt::Nobody).unwrap().cause, Cause::Unreachable);
         assert_eq!(of(Doubt::Overdue).map(|error| error.cause), None);
     }

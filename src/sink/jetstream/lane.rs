@@ -6,11 +6,12 @@
 //!   reply cannot be taken for another message's.
 //! - After an acknowledgement that should have come and did not, the connection is given up before
 //!   anything is sent again: a late copy cannot overtake. So it is when a lane is dropped with
-//!   messages in flight.
+//!   messages in flight. Only where the stream has replied to a later message of the connection it is
+//!   kept: a stream takes what comes over one connection in order, so no copy is on its way any more.
 //! - A message that no stream takes is in doubt until the stream was looked at: whether the stream is
 //!   missing (all its events wait) or the subject is wrong (this event is charged).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,11 +20,12 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep_until};
 
+use super::alive::Alive;
 use super::connection::Connector;
 use super::doubt::{Doubt, explained};
 use super::link::Link;
 use super::message::Composer;
-use super::stream;
+use super::stream::{self, Seen};
 use super::verdict::{Verdict, verdict};
 use crate::event::EventId;
 use crate::metrics;
@@ -41,12 +43,16 @@ pub(super) struct Parts<'a> {
     pub(super) connector: &'a Connector,
     pub(super) composer: &'a Composer,
     pub(super) denials: &'a Denials,
+    pub(super) alive: &'a Alive,
     pub(super) ack_timeout: Duration,
 }
 
 /// A message without an acknowledgement.
 struct Sent {
     id: EventId,
+    /// The link's count before it was handed over, and after.
+    begun: u64,
+    handed_over: u64,
     stream: Arc<str>,
     subject: String,
     at: Instant,
@@ -121,6 +127,8 @@ pub(super) struct Run<'a> {
     open: Option<Open>,
     doubts: Vec<(Sent, Doubt)>,
     settlements: Vec<Settlement>,
+    /// Streams that have replied since that was last noted, and to the last message of them.
+    replied: HashMap<Arc<str>, u64>,
     /// Sent for the first time, and there already.
     duplicates: Vec<EventId>,
 }
@@ -132,6 +140,7 @@ impl<'a> Run<'a> {
             open: None,
             doubts: Vec::new(),
             settlements: Vec::new(),
+            replied: HashMap::new(),
             duplicates: Vec::new(),
         }
     }
@@ -146,11 +155,22 @@ impl<'a> Run<'a> {
                 .is_some_and(|open| !open.in_flight.is_empty())
         {
             self.turn(&mut lane, &mut more).await;
+            self.note_replies();
             self.look_closer().await;
             self.report_duplicates();
             if !self.settlements.is_empty() {
                 // A publisher that is gone wants no settlements.
                 let _ = lane.settled.send(std::mem::take(&mut self.settlements));
+            }
+        }
+    }
+
+    /// Before the link changes, too: counts of one say nothing on another.
+    fn note_replies(&mut self) {
+        for (stream, last) in self.replied.drain() {
+            self.parts.alive.heard(&stream);
+            if let Some(open) = &self.open {
+                open.link.replied(stream, last);
             }
         }
     }
@@ -224,6 +244,10 @@ impl<'a> Run<'a> {
         let Some(sent) = open.in_flight.remove(&number) else {
             return;
         };
+        if matches!(verdict, Verdict::Kept { .. } | Verdict::Refused(_)) {
+            let last = self.replied.entry(sent.stream.clone()).or_default();
+            *last = sent.begun.max(*last);
+        }
         match verdict {
             Verdict::Kept { duplicate } => {
                 if duplicate && sent.first {
@@ -257,6 +281,7 @@ impl<'a> Run<'a> {
 
     /// Takes leave of a connection that is over.
     fn lost(&mut self) {
+        self.note_replies();
         let Some(mut open) = self.open.take() else {
             return;
         };
@@ -313,6 +338,8 @@ impl<'a> Run<'a> {
         open.next += 1;
         let sent = Sent {
             id: event.id,
+            begun: open.link.count(),
+            handed_over: u64::MAX,
             stream: address.destination,
             subject: message.subject.clone(),
             at: Instant::now(),
@@ -330,6 +357,9 @@ impl<'a> Run<'a> {
         if let Err(error) = published.await {
             open.in_flight.remove(&number);
             return Err(error.after_sending());
+        }
+        if let Some(sent) = open.in_flight.get_mut(&number) {
+            sent.handed_over = open.link.count();
         }
         Ok(())
     }
@@ -350,10 +380,27 @@ impl<'a> Run<'a> {
                     "the connection to NATS was lost",
                 )),
             };
+            let acknowledges = self.parts.alive.lately(&stream);
             let mut silent = Vec::new();
             for (sent, doubt) in same {
-                match explained((&sent.stream, &sent.subject), doubt, seen.as_ref()) {
-                    Some(error) => self.settle(sent.id, Err(error)),
+                let about = (&*sent.stream, &*sent.subject);
+                let behind = self
+                    .open
+                    .as_ref()
+                    .is_some_and(|open| open.link.is_behind(&sent.stream, sent.handed_over));
+                match explained(about, doubt, seen.as_ref(), acknowledges) {
+                    Some(error) => {
+                        if matches!(seen, Ok(Seen::Denied))
+                            && error.cause == Cause::DestinationMissing
+                        {
+                            self.parts.denials.remember_doubt(&stream, &error);
+                        }
+                        self.settle(sent.id, Err(error));
+                    }
+                    None if behind => {
+                        let error = self.unanswered(&sent);
+                        self.settle(sent.id, Err(error));
+                    }
                     None => silent.push(sent),
                 }
             }
@@ -361,6 +408,18 @@ impl<'a> Run<'a> {
                 self.give_up(silent);
             }
         }
+    }
+
+    /// The stream answers others, and has not said what became of this one.
+    fn unanswered(&self, sent: &Sent) -> SinkError {
+        SinkError::new(
+            Cause::ConfirmTimeout,
+            format!(
+                "no acknowledgement from stream '{}' within {:?}, while it acknowledges others",
+                sent.stream, self.parts.ack_timeout
+            ),
+        )
+        .after_sending()
     }
 
     /// The stream is there and has not acknowledged these: whether it has them nobody knows.
@@ -374,6 +433,7 @@ impl<'a> Run<'a> {
                 .unwrap_or_default(),
             self.parts.ack_timeout
         );
+        self.note_replies();
         if let Some(mut open) = self.open.take() {
             open.link.kill(&reason);
             silent.extend(std::mem::take(&mut open.in_flight).into_values());

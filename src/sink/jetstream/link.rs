@@ -8,7 +8,8 @@
 //!   the library's tasks, its buffers and the socket go with it, whatever state they are in.
 //! - The first reason for the end is the one that helps.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -114,6 +115,11 @@ pub(super) enum Answer {
 pub(super) struct Link {
     client: Client,
     ending: Arc<Ending>,
+    /// Puts what the lanes hand over in order: a message whose count before is above another's count
+    /// after was handed over later, and goes out later.
+    counter: AtomicU64,
+    /// By stream: the highest count before, of the messages that it has replied to.
+    replied: Mutex<HashMap<Arc<str>, u64>>,
 }
 
 impl Link {
@@ -158,6 +164,8 @@ impl Link {
             Ok(client) => Ok(Self {
                 client: client?,
                 ending,
+                counter: AtomicU64::new(0),
+                replied: Mutex::default(),
             }),
             Err(error) => Err(std::io::Error::other(error).into()),
         }
@@ -165,6 +173,25 @@ impl Link {
 
     pub(super) fn is_up(&self) -> bool {
         self.ending.down.borrow().is_none() && self.client.connection_state() == State::Connected
+    }
+
+    /// The next number of its counter.
+    pub(super) fn count(&self) -> u64 {
+        self.counter.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// The stream has replied to a message of this count before.
+    pub(super) fn replied(&self, stream: Arc<str>, begun: u64) {
+        let mut replied = lock(&self.replied);
+        let last = replied.entry(stream).or_default();
+        *last = begun.max(*last);
+    }
+
+    /// Has the stream replied to a message that was handed over later than one of this count after? It
+    /// takes what comes over one connection in order: it has had that one then, or never will.
+    pub(super) fn is_behind(&self, stream: &str, handed_over: u64) -> bool {
+        let replied = lock(&self.replied);
+        replied.get(stream).is_some_and(|last| *last > handed_over)
     }
 
     /// Says that the transport is up.

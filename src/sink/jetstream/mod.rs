@@ -18,15 +18,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
+use self::alive::Alive;
 use self::connection::Connector;
 use self::message::Composer;
 use self::stream::{Seen, Settings};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, JetstreamConfig};
 use crate::relay::breaker::LONGEST_PAUSE;
 use crate::relay::failure::Cause;
 use crate::sink::denials::Denials;
+use crate::sink::rules::Check;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
+mod alive;
 mod connection;
 mod doubt;
 mod lane;
@@ -36,11 +39,31 @@ mod stream;
 mod subject;
 mod verdict;
 
+/// A plain client by this configuration, for what is not the relay's own: it reconnects by itself.
+///
+/// # Errors
+/// No server takes us, or the configuration names none.
+pub async fn connect(config: &JetstreamConfig) -> Result<async_nats::Client, SinkError> {
+    let wrong = |error: ConfigError| SinkError::new(Cause::Unreachable, error.to_string());
+    let servers = config.servers().map_err(wrong)?;
+    let tls = config.tls().map_err(wrong)?;
+    Connector::new(servers, tls, config.clone())
+        .plain_client()
+        .await
+}
+
+/// What NATS can carry.
+pub(super) fn check(config: &JetstreamConfig) -> Check {
+    let composer = Composer::new(config);
+    Box::new(move |delivery| composer.compose(delivery).map(drop))
+}
+
 /// Carries events to a stream of NATS JetStream.
 pub struct JetstreamSink {
     connector: Connector,
     composer: Composer,
     denials: Denials,
+    alive: Alive,
     /// Subjects of events, unless routes give others.
     subjects: Option<String>,
     lease: Duration,
@@ -70,6 +93,7 @@ impl JetstreamSink {
         Ok(Arc::new(Self {
             composer: Composer::new(&config),
             denials: Denials::default(),
+            alive: Alive::default(),
             subjects: (!router.has_keys()).then(|| format!("{}.>", config.prefix)),
             lease,
             warned: AtomicBool::new(false),
@@ -164,6 +188,7 @@ impl Sink for JetstreamSink {
             connector: &self.connector,
             composer: &self.composer,
             denials: &self.denials,
+            alive: &self.alive,
             ack_timeout: self.ack_timeout,
         };
         lane::Run::new(parts).serve(lane).await;

@@ -25,6 +25,7 @@ use self::settings::Batching;
 use crate::config::{Config, ConfigError, KafkaConfig};
 use crate::relay::failure::Cause;
 use crate::sink::denials::Denials;
+use crate::sink::rules::Check;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
 mod connection;
@@ -68,6 +69,17 @@ impl KafkaSink {
     fn patience(&self) -> Duration {
         self.config.connect_timeout
     }
+}
+
+/// The options of another client of the same brokers.
+pub(crate) fn client(config: &KafkaConfig) -> Result<rdkafka::ClientConfig, SinkError> {
+    settings::client(config).map_err(|error| SinkError::new(Cause::Unreachable, error.to_string()))
+}
+
+/// What can be composed into a record, by these settings.
+pub(super) fn check(config: &KafkaConfig) -> Check {
+    let composer = Composer::new(config);
+    Box::new(move |delivery| composer.compose(delivery).map(drop))
 }
 
 #[async_trait]

@@ -32,6 +32,19 @@ pub(super) enum Batching {
     Alone,
 }
 
+/// The options of any client: where the brokers are, and who we are.
+///
+/// # Errors
+/// Names the option of ours that is wrong.
+pub(super) fn client(config: &KafkaConfig) -> Result<ClientConfig, ConfigError> {
+    let mut client = ClientConfig::new();
+    client
+        .set("bootstrap.servers", config.servers()?)
+        .set("client.id", &config.source);
+    security(config, &mut client)?;
+    Ok(client)
+}
+
 /// The options of a producer.
 ///
 /// # Errors
@@ -40,9 +53,9 @@ pub(super) fn producer(
     config: &KafkaConfig,
     batching: Batching,
 ) -> Result<ClientConfig, ConfigError> {
-    let mut client = ClientConfig::new();
+    let mut client = client(config)?;
     let millis = |duration: Duration| duration.as_millis().to_string();
-    // First, so that all below wins.
+    // None that is set above or below is among them.
     for (name, value) in &config.properties {
         client.set(name, value.expose());
     }
@@ -63,8 +76,6 @@ pub(super) fn producer(
         }
     }
     client
-        .set("bootstrap.servers", config.servers()?)
-        .set("client.id", &config.source)
         .set("acks", "all")
         .set("enable.idempotence", "true")
         // Java's, so that an aggregate is in the partition where others look for it.
@@ -93,7 +104,6 @@ pub(super) fn producer(
         Batching::Many => client.set("linger.ms", millis(config.linger)),
         Batching::Alone => client.set("linger.ms", "0").set("batch.num.messages", "1"),
     };
-    security(config, &mut client)?;
     Ok(client)
 }
 

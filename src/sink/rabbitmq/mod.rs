@@ -32,6 +32,7 @@ use self::management::Management;
 use self::message::Composer;
 use crate::config::{ConfigError, RabbitmqConfig};
 use crate::relay::failure::Cause;
+use crate::sink::rules::Check;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
 mod channel;
@@ -44,6 +45,18 @@ mod link;
 mod management;
 mod message;
 mod verdicts;
+
+/// What AMQP can carry.
+///
+/// # Errors
+/// The configured source is too long.
+pub(super) fn check(config: &RabbitmqConfig) -> Result<Check, ConfigError> {
+    let composer = Composer::new(config)
+        .map_err(|error| ConfigError::key("rabbitmq.source", error.message))?;
+    Ok(Box::new(move |delivery| {
+        composer.compose(delivery).map(drop)
+    }))
+}
 
 /// Carries events to a RabbitMQ exchange.
 pub struct RabbitmqSink {

@@ -110,7 +110,7 @@ impl Cluster {
     }
 
     /// What a relay needs to publish to it.
-    pub fn settings<'a>(&'a self) -> Vec<(&'static str, &'a str)> {
+    pub fn settings(&self) -> Vec<(&'static str, &str)> {
         vec![
             ("relay.sink", "kafka"),
             ("KAFKA_BOOTSTRAP_SERVERS", &self.servers),

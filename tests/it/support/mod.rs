@@ -15,6 +15,7 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
 mod kafka;
+mod fake_nats;
 mod ledger;
 mod load;
 mod management;
@@ -26,6 +27,7 @@ mod roles;
 mod services;
 mod tls;
 
+pub use fake_nats::FakeNats;
 pub use kafka::{Cluster, Record, Topic};
 pub use ledger::Ledger;
 pub use load::Load;

@@ -1,0 +1,98 @@
+//! What the sink of a configuration can carry, asked before an event is written. Pure: no I/O.
+//!
+//! The same code that composes a message for the broker says it, with the relay's routes: what passes
+//! here is found neither `illegal_name` nor `undecodable` by a relay of the same configuration.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Delivery, SinkError, jetstream, kafka, rabbitmq};
+use crate::config::{Config, ConfigError, SinkSetting};
+use crate::event::{ClaimToken, OutboxEvent};
+use crate::route::Router;
+
+/// Says of one message why the transport cannot carry it.
+pub(super) type Check = Box<dyn Fn(&Delivery) -> Result<(), SinkError> + Send + Sync>;
+
+/// The rules of a relay's sink and routes, for names and headers of events.
+pub struct SinkRules {
+    router: Router,
+    token: Arc<ClaimToken>,
+    check: Check,
+}
+
+impl fmt::Debug for SinkRules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SinkRules")
+            .field("router", &self.router)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SinkRules {
+    /// The rules of a relay with this configuration. No URL is needed: nothing is connected to.
+    ///
+    /// # Errors
+    /// Names the key that is wrong.
+    pub fn of(config: &Config) -> Result<Self, ConfigError> {
+        let check: Check = match config.relay.sink {
+            SinkSetting::Rabbitmq => rabbitmq::check(&config.rabbitmq)?,
+            SinkSetting::Jetstream => jetstream::check(&config.jetstream),
+            SinkSetting::Kafka => kafka::check(&config.kafka),
+            SinkSetting::Null => Box::new(|_| Ok(())),
+        };
+        Ok(Self {
+            router: config.router()?,
+            token: Arc::new(ClaimToken::new(0, String::new())),
+            check,
+        })
+    }
+
+    /// Could a relay carry this event? Its size is not looked at: that is the broker's to say.
+    ///
+    /// # Errors
+    /// What the relay would give it up for.
+    pub fn check(&self, event: OutboxEvent) -> Result<(), SinkError> {
+        (self.check)(&self.router.deliver(event, &self.token))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::JetstreamConfig;
+
+    fn refused(config: &Config, aggregate_type: &str, headers: Option<&str>) -> Option<String> {
+        let rules = SinkRules::of(config).unwrap();
+        let event = OutboxEvent {
+            event_id: Some("00000000-0000-4000-8000-000000000000".into()),
+            headers: headers.map(Into::into),
+            ..OutboxEvent::sample(1, (aggregate_type, "7"), "Placed")
+        };
+        rules.check(event).err().map(|error| error.message)
+    }
+
+    #[test]
+    fn each_sink_has_its_own_rules_and_needs_no_url_for_them() {
+        let mut config = Config::default();
+        assert_eq!(refused(&config, "a.b c", None), None);
+        let long = refused(&config, &"x".repeat(300), None).unwrap();
+        assert!(long.contains("routing key"), "{long}");
+        assert!(refused(&config, "order", Some(r#"{"CC": "x"}"#)).is_some());
+        config.jetstream = JetstreamConfig {
+            stream: Some("EVENTS".into()),
+            ..JetstreamConfig::default()
+        };
+        config.relay.sink = SinkSetting::Jetstream;
+        let dotted = refused(&config, "a.b", None).unwrap();
+        assert!(dotted.starts_with("aggregate_type"), "{dotted}");
+        assert!(refused(&config, "order", Some(r#"{"Nats-Msg-Id": "x"}"#)).is_some());
+        assert_eq!(refused(&config, "order", Some(r#"{"CC": "x"}"#)), None);
+        config.relay.sink = SinkSetting::Kafka;
+        assert_eq!(refused(&config, "a.b", None), None);
+        let spaced = refused(&config, "a b", None).unwrap();
+        assert!(spaced.starts_with("topic 'events.a b'"), "{spaced}");
+        config.relay.sink = SinkSetting::Null;
+        assert_eq!(refused(&config, "a.b", None), None);
+    }
+}
