@@ -10,7 +10,7 @@ with_services := set -a; . $(SERVICES)/env; set +a;
 CARGO_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kafka bench lint lint-fmt lint-clippy lint-doc lint-shell lint-alerts fmt services stop clean
+.PHONY: help demo test test-kafka bench lint lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts fmt services stop clean
 # Cargo uses all cores and locks its directory; two at once only wait for each other.
 .NOTPARALLEL:
 # Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
@@ -55,13 +55,20 @@ test-kafka: services ## the tests of the Kafka sink against a real broker (TEST_
 bench: services ## the relay's throughput and latency (BENCH_ARGS)
 	@$(with_services) cargo bench --bench relay $(CARGO_FLAGS) -- $(BENCH_ARGS)
 
-lint: lint-fmt lint-clippy lint-doc lint-shell lint-alerts ## what CI checks beside the tests
+lint: lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts ## what CI checks beside the tests
 
 lint-fmt:
 	cargo fmt --check
 
 lint-clippy:
 	cargo clippy --all-targets $(CARGO_FLAGS) -- -D warnings
+
+# Each sink without the others, and none.
+lint-features:
+	@set -e; for features in '' rabbitmq jetstream kafka; do \
+	    echo "cargo clippy --no-default-features --features '$$features'"; \
+	    cargo clippy --quiet --lib --bins --no-default-features --features "$$features" $(CARGO_FLAGS) -- -D warnings; \
+	done
 
 lint-doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps $(CARGO_FLAGS)

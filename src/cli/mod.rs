@@ -25,6 +25,7 @@ macro_rules! say {
 
 mod check;
 mod dead;
+#[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
 mod demo;
 mod log;
 mod migrate;
@@ -82,6 +83,7 @@ enum Command {
     /// Watch what becomes of each event, as it happens
     Tail(tail::Arguments),
     /// Write events, kill a relay midway, and count what arrives
+    #[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
     Demo(demo::Arguments),
 }
 
@@ -144,6 +146,7 @@ async fn dispatch(cli: Cli) -> Result<u8, Failure> {
         Command::Dead(arguments) => dead::run(&config, &arguments).await,
         Command::Prune(arguments) => prune::run(&config, &arguments).await,
         Command::Tail(arguments) => tail::run(&config, &arguments).await,
+        #[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
         Command::Demo(arguments) => Box::pin(demo::run(config, arguments)).await,
     }
 }

@@ -160,6 +160,9 @@ pub struct KafkaConfig {
     pub prefix: String,
     /// Names the installation, in a header of every record and as the client id.
     pub source: String,
+    /// Make every message a CloudEvent in binary mode, too: its attributes as headers `ce_*`, with `source`
+    /// as theirs.
+    pub cloudevents: bool,
     /// May an event make its topic, where the brokers allow that? Else it waits until the topic is
     /// there.
     pub auto_create_topics: bool,
@@ -194,6 +197,7 @@ impl Default for KafkaConfig {
             password_file: None,
             prefix: DEFAULT_PREFIX.into(),
             source: "bellwire".into(),
+            cloudevents: false,
             auto_create_topics: false,
             compression: Compression::default(),
             linger: DEFAULT_LINGER,

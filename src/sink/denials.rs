@@ -29,6 +29,7 @@ impl Denials {
 
     /// Nobody takes it, and whether that is for want of the destination cannot be told: it may not be
     /// looked at, and has acknowledged nothing lately.
+    #[cfg(feature = "jetstream")]
     pub(super) fn remember_doubt(&self, destination: &Arc<str>, error: &SinkError) {
         let known = (Instant::now(), error.clone());
         self.lock().insert(destination.clone(), known);

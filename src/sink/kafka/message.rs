@@ -18,7 +18,7 @@ use super::topic;
 use crate::config::KafkaConfig;
 use crate::event::{OneLine, OutboxEvent};
 use crate::relay::failure::Cause;
-use crate::sink::{Delivery, SinkError};
+use crate::sink::{Delivery, SinkError, cloudevents};
 
 /// A record ready to be sent; its value is the event's payload.
 #[derive(Debug)]
@@ -34,12 +34,14 @@ type Headers = BTreeMap<String, Option<String>>;
 #[derive(Debug)]
 pub(super) struct Composer {
     source: String,
+    cloudevents: bool,
 }
 
 impl Composer {
     pub(super) fn new(config: &KafkaConfig) -> Self {
         Self {
             source: config.source.clone(),
+            cloudevents: config.cloudevents,
         }
     }
 
@@ -73,6 +75,11 @@ impl Composer {
             }
         }
         self.own_headers(event, &mut headers);
+        match self.attributes(event) {
+            Ok(attributes) => headers.extend(attributes),
+            Err(_) if delivery.is_letter() => {}
+            Err(error) => return Err(error),
+        }
         match &event.event_id {
             Some(event_id) => drop(headers.insert("event_id".into(), Some(event_id.clone()))),
             // That may be what it is given up for.
@@ -91,6 +98,19 @@ impl Composer {
             put("dead_error", reason.message.clone());
         }
         Ok(headers)
+    }
+
+    /// Of a CloudEvent, if it shall be one. Its binding to Kafka spells the content's type like this.
+    fn attributes(&self, event: &OutboxEvent) -> Result<Headers, SinkError> {
+        if !self.cloudevents {
+            return Ok(Headers::new());
+        }
+        let attributes = cloudevents::attributes(event, &self.source)?;
+        let content_type = ("content-type", "application/json".to_owned());
+        let all = attributes.into_iter().chain([content_type]);
+        Ok(all
+            .map(|(name, value)| (name.into(), Some(value)))
+            .collect())
     }
 
     /// They win over a row's header of the same name.
@@ -277,6 +297,28 @@ mod tests {
         let mut event = event();
         event.event_id = None;
         assert_eq!(headers(&event).unwrap_err().cause, Cause::Undecodable);
+    }
+
+    #[test]
+    fn a_record_is_a_cloudevent_too_if_asked_for() {
+        let composer = Composer::new(&KafkaConfig {
+            cloudevents: true,
+            ..KafkaConfig::default()
+        });
+        let headers = composer.headers(&deliver(&event(), &[])).unwrap();
+        for (name, value) in [
+            ("ce_specversion", "1.0"),
+            ("ce_id", UUID),
+            ("ce_source", "bellwire"),
+            ("ce_type", "Placed"),
+            ("ce_subject", "ORD-1"),
+            ("content-type", "application/json"),
+            ("event_id", UUID),
+        ] {
+            assert_eq!(headers[name].as_deref(), Some(value), "{name}");
+        }
+        let headers = self::composer().headers(&deliver(&event(), &[])).unwrap();
+        assert!(!headers.keys().any(|name| name.starts_with("ce_")));
     }
 
     #[test]

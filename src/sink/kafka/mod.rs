@@ -72,6 +72,7 @@ impl KafkaSink {
 }
 
 /// The options of another client of the same brokers.
+#[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
 pub(crate) fn client(config: &KafkaConfig) -> Result<rdkafka::ClientConfig, SinkError> {
     settings::client(config).map_err(|error| SinkError::new(Cause::Unreachable, error.to_string()))
 }

@@ -195,6 +195,7 @@ impl Sink for RabbitmqSink {
 }
 
 /// A connection for other purposes than publishing, as the configuration has it.
+#[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
 pub(crate) async fn connect(config: &RabbitmqConfig, name: &str) -> lapin::Result<Connection> {
     let other = |text: String| lapin::Error::from(std::io::Error::other(text));
     let url = config.url.as_ref().map_or("", |url| url.expose());
