@@ -1,4 +1,4 @@
-# A Rust toolchain (and the C compiler it links with) is all that has to be there: the servers that the demo, the tests
+# A Rust toolchain, and what Debian calls build-essential, is all that has to be there: the servers that the demo, the tests
 # and the benches need are found, or installed, and run privately by scripts/services.
 
 # Bash, because the values in the env file are quoted for it.

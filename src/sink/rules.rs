@@ -73,7 +73,8 @@ impl SinkRules {
     }
 }
 
-#[cfg(all(test, feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
+#[cfg(test)]
+#[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
 mod tests {
     use super::*;
     use crate::config::JetstreamConfig;
