@@ -183,7 +183,7 @@ pub(crate) async fn drain(
         }
     }
     if let Some(topic) = topic {
-        let kept = topic.remove().await;
+        let kept = topic.remove(rows).await;
         if kept != u64::from(rows) {
             println!("NOTE: the relay left {kept} records of {rows} in the topic");
         }

@@ -9,6 +9,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, ProducerContext, ThreadedProducer};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use crate::options::Options;
 use crate::world::{AGGREGATE_TYPE, EVENT_TYPE, ROWS_PER_AGGREGATE, World, body, variable};
@@ -17,6 +18,10 @@ use crate::world::{AGGREGATE_TYPE, EVENT_TYPE, ROWS_PER_AGGREGATE, World, body, 
 const WINDOW: usize = 500;
 /// Of the topic.
 const PARTITIONS: i32 = 6;
+/// Nothing more comes after so long.
+const QUIET: Duration = Duration::from_secs(5);
+/// For one look for records.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
 /// For each question to the broker.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -47,18 +52,10 @@ impl Topic {
         Self { name }
     }
 
-    /// Removes it; answers how many records it had.
-    pub(crate) async fn remove(self) -> u64 {
-        let consumer: BaseConsumer = client().create().expect("a client of Kafka");
+    /// Removes it; answers how many records could be read, of those wanted.
+    pub(crate) async fn remove(self, wanted: u32) -> u64 {
         let name = self.name.clone();
-        let counted = tokio::task::spawn_blocking(move || {
-            let ends = |partition| {
-                let ends = consumer.fetch_watermarks(&name, partition, PATIENCE);
-                let (low, high) = ends.expect("the topic's ends");
-                u64::try_from(high - low).expect("a count")
-            };
-            (0..PARTITIONS).map(ends).sum()
-        });
+        let counted = tokio::task::spawn_blocking(move || count(&name, wanted));
         let counted = counted.await.expect("it was counted");
         let removed = admin()
             .delete_topics(&[&self.name], &AdminOptions::new())
@@ -66,6 +63,29 @@ impl Topic {
         removed.expect("Kafka answers");
         counted
     }
+}
+
+/// How many records can be read: what a broker says of a topic's ends is not that.
+fn count(topic: &str, wanted: u32) -> u64 {
+    let consumer: BaseConsumer = client()
+        .set("group.id", topic)
+        .set("enable.auto.commit", "false")
+        .create()
+        .expect("a client of Kafka");
+    let mut all = TopicPartitionList::new();
+    for partition in 0..PARTITIONS {
+        all.add_partition_offset(topic, partition, Offset::Beginning)
+            .expect("a partition");
+    }
+    consumer.assign(&all).expect("it can be read");
+    let (mut counted, mut last) = (0, Instant::now());
+    while counted < u64::from(wanted) && last.elapsed() < QUIET {
+        if let Some(Ok(_)) = consumer.poll(LOOK_PAUSE) {
+            counted += 1;
+            last = Instant::now();
+        }
+    }
+    counted
 }
 
 struct Reports(Sender<bool>);
@@ -88,7 +108,7 @@ pub(crate) async fn ceiling(prefix: &str, rows: u32, options: &Options) -> f64 {
     let body = body(options.payload_bytes);
     let took = tokio::task::spawn_blocking(move || produce(&name, &body, rows)).await;
     let took = took.expect("it was produced");
-    let kept = topic.remove().await;
+    let kept = topic.remove(rows).await;
     assert_eq!(kept, u64::from(rows), "the topic has all of them");
     f64::from(rows) / took.as_secs_f64()
 }
