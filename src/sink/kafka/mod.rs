@@ -72,7 +72,13 @@ impl KafkaSink {
 }
 
 /// The options of another client of the same brokers.
-#[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
+#[cfg_attr(
+    not(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka")),
+    expect(
+        dead_code,
+        reason = "the demo needs all sinks, and only the demo needs this"
+    )
+)]
 pub(crate) fn client(config: &KafkaConfig) -> Result<rdkafka::ClientConfig, SinkError> {
     settings::client(config).map_err(|error| SinkError::new(Cause::Unreachable, error.to_string()))
 }
