@@ -83,9 +83,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{Config, DEFAULT_KEEP, DEFAULT_STEP, DatabaseConfig};
-use crate::event::EventId;
-use crate::sink::SinkRules;
-use crate::store::{Lag, Migrated, Names, Pruned, Store, Writer};
+use crate::store::{Names, Pruned, Store, Writer};
 
 mod client;
 mod error;
@@ -96,6 +94,15 @@ pub use client::{AnyClient, AnyTransaction, Begun};
 pub use error::OutboxError;
 pub use event::NewEvent;
 pub use relay::{OutboxRelay, RunningRelay};
+
+#[doc(no_inline)]
+pub use crate::event::EventId;
+#[doc(no_inline)]
+pub use crate::relay::supervisor::{Ending, View};
+#[doc(no_inline)]
+pub use crate::sink::SinkRules;
+#[doc(no_inline)]
+pub use crate::store::{Lag, Migrated};
 
 /// Events of one statement of [`Outbox::publish_many`]: bounds its memory, and is long past where more
 /// would make it faster.

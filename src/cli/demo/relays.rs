@@ -225,9 +225,6 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         log,
         ..
     } = config;
-    let url = |url: &Option<crate::config::Secret>| {
-        url.as_ref().map_or("", |url| url.expose()).to_owned()
-    };
     let duration = |duration| humantime::format_duration(duration).to_string();
     let message_id = match rabbitmq.message_id {
         MessageId::Id => "id",
@@ -239,11 +236,8 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         SinkSetting::Rabbitmq | SinkSetting::Null => "rabbitmq",
     };
     let mut environment = vec![
-        ("DATABASE_URL", url(&database.url)),
         // Whatever a configuration file says: the demo counts what arrives there.
         ("BELLWIRE_RELAY__SINK", sink.to_owned()),
-        ("AMQP_URL", url(&rabbitmq.url)),
-        ("NATS_URL", url(&jetstream.url)),
         ("BELLWIRE_JETSTREAM__PREFIX", jetstream.prefix.clone()),
         ("BELLWIRE_JETSTREAM__SOURCE", jetstream.source.clone()),
         (
@@ -288,6 +282,15 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         ("BELLWIRE_LOG__LEVEL", log.level.clone()),
         ("BELLWIRE_LOG__FORMAT", "text".to_owned()),
     ];
+    for (variable, url) in [
+        ("DATABASE_URL", &database.url),
+        ("AMQP_URL", &rabbitmq.url),
+        ("NATS_URL", &jetstream.url),
+    ] {
+        if let Some(url) = url {
+            environment.push((variable, url.expose().to_owned()));
+        }
+    }
     if let Some(stream) = &jetstream.stream {
         environment.push(("BELLWIRE_JETSTREAM__STREAM", stream.clone()));
     }
