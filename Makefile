@@ -1,4 +1,4 @@
-# A Rust toolchain (and the C compiler it links with) is all that has to be there: the servers that the demo, the tests
+# A Rust toolchain, and what Debian calls build-essential, is all that has to be there: the servers that the demo, the tests
 # and the benches need are found, or installed, and run privately by scripts/services.
 
 # Bash, because the values in the env file are quoted for it.
@@ -10,7 +10,7 @@ with_services := set -a; . $(SERVICES)/env; set +a;
 CARGO_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint lint-fmt lint-clippy lint-doc lint-shell lint-alerts fmt services stop clean
+.PHONY: help demo test test-kafka bench lint lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts fmt services stop clean
 # Cargo uses all cores and locks its directory; two at once only wait for each other.
 .NOTPARALLEL:
 # Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
@@ -19,14 +19,14 @@ unexport MAKEFLAGS
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-# Where the demo's events go: rabbitmq or jetstream.
+# Where the demo's events go: rabbitmq, jetstream or kafka.
 SINK ?= rabbitmq
 
 # PgBouncer is for tests only; NATS is needed where events go there.
-demo bench: SERVICES_FLAGS = --no-pooler$(if $(filter jetstream,$(SINK)),, --no-nats)
+demo bench: SERVICES_FLAGS = --no-pooler$(if $(filter jetstream,$(SINK)),, --no-nats)$(if $(filter kafka,$(SINK)), --kafka)
 bench: SINK = jetstream
 
-demo: services ## see events go from PostgreSQL to RabbitMQ, or to NATS with SINK=jetstream (DEMO_ARGS)
+demo: services ## see events go from PostgreSQL to RabbitMQ, or with SINK=jetstream or SINK=kafka (DEMO_ARGS)
 	@cargo build --release $(CARGO_FLAGS)
 	@$(with_services) cargo run --release --quiet $(CARGO_FLAGS) -- demo --sink $(SINK) $(DEMO_ARGS)
 
@@ -42,16 +42,33 @@ ifeq ($(strip $(TEST_ARGS)),)
 	@$(with_services) cargo test --doc $(CARGO_FLAGS)
 endif
 
+# With a broker that cargo builds, unless KAFKA_BOOTSTRAP_SERVERS names one.
+test-kafka: SERVICES_FLAGS := --no-pooler --no-nats --kafka
+test-kafka: services ## the tests of the Kafka sink against a real broker (TEST_ARGS filters)
+	@$(with_services) \
+	if cargo nextest --version >/dev/null 2>&1; then \
+	    cargo nextest run $(CARGO_FLAGS) -E 'test(/^(conformance::)?kafka::/)' $(TEST_ARGS); \
+	else \
+	    cargo test --test it $(CARGO_FLAGS) $(TEST_ARGS) kafka:: -- --test-threads=1; \
+	fi
+
 bench: services ## the relay's throughput and latency (BENCH_ARGS)
 	@$(with_services) cargo bench --bench relay $(CARGO_FLAGS) -- $(BENCH_ARGS)
 
-lint: lint-fmt lint-clippy lint-doc lint-shell lint-alerts ## what CI checks beside the tests
+lint: lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts ## what CI checks beside the tests
 
 lint-fmt:
 	cargo fmt --check
 
 lint-clippy:
 	cargo clippy --all-targets $(CARGO_FLAGS) -- -D warnings
+
+# Each sink without the others, and none.
+lint-features:
+	@set -e; for features in '' rabbitmq jetstream kafka; do \
+	    echo "cargo clippy --no-default-features --features '$$features'"; \
+	    cargo clippy --quiet --lib --bins --no-default-features --features "$$features" $(CARGO_FLAGS) -- -D warnings; \
+	done
 
 lint-doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps $(CARGO_FLAGS)

@@ -12,11 +12,11 @@ use crate::sink::Delivery;
 /// Where a delivery goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// For RabbitMQ the exchange, for JetStream the stream: what can be missing, full or forbidden as
+    /// For RabbitMQ the exchange, for JetStream the stream, for Kafka the topic: what can be missing, full or forbidden as
     /// a whole, and so what a breaker of its own stands for.
     pub destination: Arc<str>,
-    /// Where within it, for RabbitMQ the routing key, for JetStream the subject; none: the sink's own
-    /// rule. There are as many as there are event types, so none of them has a breaker.
+    /// Where within it, for RabbitMQ the routing key, for JetStream the subject, for Kafka the
+    /// record's key; none: the sink's own rule. There are many, so none of them has a breaker.
     pub key: Option<Arc<str>>,
 }
 
@@ -85,6 +85,24 @@ impl Router {
     /// # Errors
     /// Names the route's key that is wrong.
     pub fn new(routes: &[RouteConfig], destination: &str) -> Result<Self, ConfigError> {
+        Self::with_default(routes, || Template::Fixed(destination.into()))
+    }
+
+    /// The configured routes; what they leave open goes to a destination for each aggregate type, named
+    /// by this and the type.
+    ///
+    /// # Errors
+    /// Names the route's key that is wrong.
+    pub fn by_aggregate_type(routes: &[RouteConfig], before: &str) -> Result<Self, ConfigError> {
+        Self::with_default(routes, || {
+            Template::Filled(vec![Piece::Text(before.to_owned()), Piece::AggregateType])
+        })
+    }
+
+    fn with_default(
+        routes: &[RouteConfig],
+        default: impl Fn() -> Template,
+    ) -> Result<Self, ConfigError> {
         let mut built = Vec::with_capacity(routes.len() + 1);
         for (number, route) in routes.iter().enumerate() {
             let template = |option: &str, text: &Option<String>| {
@@ -95,8 +113,7 @@ impl Router {
             built.push(Arc::new(Route {
                 aggregate_type: Pattern::new(&route.aggregate_type),
                 event_type: Pattern::new(&route.event_type),
-                destination: template("destination", &route.destination)?
-                    .unwrap_or_else(|| Template::Fixed(destination.into())),
+                destination: template("destination", &route.destination)?.unwrap_or_else(&default),
                 key: template("routing_key", &route.routing_key)?,
                 on_dead: route.on_dead,
                 publish_to: template("publish_to", &route.publish_to)?,
@@ -105,7 +122,7 @@ impl Router {
         built.push(Arc::new(Route {
             aggregate_type: Pattern::new("*"),
             event_type: Pattern::new("*"),
-            destination: Template::Fixed(destination.into()),
+            destination: default(),
             key: None,
             on_dead: OnDead::Hold,
             publish_to: None,

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use crate::broker::ceiling;
+use crate::kafka;
 use crate::nats;
 use crate::options::{Options, Sink};
 use crate::process::{BINARY, Relay};
@@ -61,7 +62,7 @@ fn steps(options: &Options) -> Vec<Step> {
     let mut steps = Vec::new();
     for sink in &options.sink {
         match sink {
-            Sink::Classic | Sink::Quorum | Sink::Jetstream => {
+            Sink::Classic | Sink::Quorum | Sink::Jetstream | Sink::Kafka => {
                 steps.extend([Step::Ceiling(*sink), Step::Drain(*sink)]);
             }
             Sink::Null => steps.extend([Step::Drain(*sink), Step::Sql]),
@@ -78,6 +79,7 @@ async fn take(step: Step, world: &World, options: &Options) -> f64 {
     let fewer = rows / FEWER_ROWS;
     match step {
         Step::Ceiling(Sink::Jetstream) => nats::ceiling(world, fewer, options).await,
+        Step::Ceiling(Sink::Kafka) => kafka::ceiling(&kafka::prefix(world), fewer, options).await,
         Step::Ceiling(sink) => {
             let queue = sink.queue().expect("a ceiling is that of a queue");
             ceiling(world, queue, fewer, options).await
@@ -105,6 +107,7 @@ fn add_figures(options: &Options, rounds: &[HashMap<Step, f64>], report: &mut Re
         (Sink::Classic, 0.9, Target::AtLeast(0.75)),
         (Sink::Quorum, 0.9, Target::None),
         (Sink::Jetstream, 0.8, Target::None),
+        (Sink::Kafka, 0.8, Target::None),
     ] {
         if !has(sink) {
             continue;
@@ -151,9 +154,20 @@ pub(crate) async fn drain(
         Sink::Jetstream => Some(nats::Stream::fresh(&world.name).await),
         _ => None,
     };
+    let prefix = kafka::prefix(world);
+    let topic = match sink {
+        Sink::Kafka => Some(kafka::Topic::fresh(&prefix).await),
+        _ => None,
+    };
     world.load(rows, options.payload_bytes).await;
     let relays: Vec<Relay> = (0..options.replicas)
-        .map(|_| Relay::of_binary(binary, world, options, sink).start())
+        .map(|_| {
+            let relay = Relay::of_binary(binary, world, options, sink);
+            match sink {
+                Sink::Kafka => relay.set("BELLWIRE_KAFKA__PREFIX", &prefix).start(),
+                _ => relay.start(),
+            }
+        })
         .collect();
     world.until_published().await;
     for relay in relays {
@@ -166,6 +180,12 @@ pub(crate) async fn drain(
         let kept = stream.remove().await;
         if kept != u64::from(rows) {
             println!("NOTE: the relay left {kept} messages of {rows} in the stream");
+        }
+    }
+    if let Some(topic) = topic {
+        let kept = topic.remove(rows).await;
+        if kept != u64::from(rows) {
+            println!("NOTE: the relay left {kept} records of {rows} in the topic");
         }
     }
     events_a_second(world, rows).await

@@ -12,6 +12,7 @@ mod claim;
 mod drain;
 mod hot;
 mod idle;
+mod kafka;
 mod latency;
 mod memory;
 mod nats;

@@ -42,7 +42,7 @@ pub(crate) struct Options {
     /// Relays that share a drain
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) replicas: u32,
-    /// Where drains go; drain_vs_limit needs the null sink beside a broker's
+    /// Where drains go; drain_vs_limit needs the null sink beside a broker's, and Kafka a broker
     #[arg(long, value_delimiter = ',', default_values = ["classic", "quorum", "jetstream", "null"])]
     pub(crate) sink: Vec<Sink>,
     /// Another build of the binary, to be drained by in turns with this one
@@ -111,6 +111,8 @@ pub(crate) enum Sink {
     Quorum,
     /// A stream of NATS JetStream, on file storage
     Jetstream,
+    /// A topic of Kafka (KAFKA_BOOTSTRAP_SERVERS)
+    Kafka,
     /// Nowhere: relay.sink = "null"
     Null,
 }
@@ -121,7 +123,7 @@ impl Sink {
         match self {
             Self::Classic => Some(Queue::Classic),
             Self::Quorum => Some(Queue::Quorum),
-            Self::Jetstream | Self::Null => None,
+            Self::Jetstream | Self::Kafka | Self::Null => None,
         }
     }
 
@@ -130,6 +132,7 @@ impl Sink {
         match self {
             Self::Classic | Self::Quorum => "rabbitmq",
             Self::Jetstream => "jetstream",
+            Self::Kafka => "kafka",
             Self::Null => "null",
         }
     }
@@ -140,6 +143,7 @@ impl Sink {
             Self::Classic => "classic",
             Self::Quorum => "quorum",
             Self::Jetstream => "jetstream",
+            Self::Kafka => "kafka",
             Self::Null => "null",
         }
     }

@@ -71,6 +71,9 @@ impl Relay {
                 .set("BELLWIRE_JETSTREAM__STREAM", &world.name)
                 .set("BELLWIRE_JETSTREAM__PREFIX", &world.name);
         }
+        if sink == Sink::Kafka {
+            return prepared.set("BELLWIRE_RELAY__SINK", sink.setting());
+        }
         if sink == Sink::Null {
             // That events go nowhere is known here. Another build may not know the option.
             prepared

@@ -87,6 +87,7 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         }
         SinkSetting::Rabbitmq => Some(("rabbitmq", "exchange")),
         SinkSetting::Jetstream => Some(("jetstream", "stream")),
+        SinkSetting::Kafka => Some(("kafka", "topic")),
     };
     if let Some((transport, kind)) = probes {
         let sink = open_sink(config)?;

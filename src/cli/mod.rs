@@ -25,6 +25,7 @@ macro_rules! say {
 
 mod check;
 mod dead;
+#[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
 mod demo;
 mod log;
 mod migrate;
@@ -40,7 +41,7 @@ pub const MISCONFIGURED: u8 = 2;
 /// One pass was made, and events failed in it.
 pub const EVENTS_FAILED: u8 = 3;
 
-/// Carries a PostgreSQL transactional outbox to RabbitMQ or NATS JetStream, in order and without loss.
+/// Carries a PostgreSQL transactional outbox to RabbitMQ, NATS JetStream or Kafka, in order and without loss.
 #[derive(Debug, Parser)]
 #[command(name = "bellwire", version, about, long_about = None, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -58,8 +59,8 @@ pub struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Environment: DATABASE_URL and AMQP_URL (or NATS_URL); any other option as BELLWIRE_<SECTION>__<KEY>, for example
-BELLWIRE_RELAY__BATCH_SIZE=100. The environment wins over the file. With _FILE after its name, as
+Environment: DATABASE_URL and AMQP_URL (or NATS_URL, or KAFKA_BOOTSTRAP_SERVERS); any other option as
+BELLWIRE_<SECTION>__<KEY>, for example BELLWIRE_RELAY__BATCH_SIZE=100. The environment wins over the file. With _FILE after its name, as
 in DATABASE_URL_FILE=/run/secrets/url, a variable names a file that holds the value.
 
 Exit codes: 0 done; 1 failed; 2 wrong command line or configuration; 3 `run --once` made its pass,
@@ -82,6 +83,7 @@ enum Command {
     /// Watch what becomes of each event, as it happens
     Tail(tail::Arguments),
     /// Write events, kill a relay midway, and count what arrives
+    #[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
     Demo(demo::Arguments),
 }
 
@@ -144,6 +146,7 @@ async fn dispatch(cli: Cli) -> Result<u8, Failure> {
         Command::Dead(arguments) => dead::run(&config, &arguments).await,
         Command::Prune(arguments) => prune::run(&config, &arguments).await,
         Command::Tail(arguments) => tail::run(&config, &arguments).await,
+        #[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
         Command::Demo(arguments) => Box::pin(demo::run(config, arguments)).await,
     }
 }

@@ -8,10 +8,11 @@ use std::path::Path;
 use super::{ConfigError, Secret};
 
 /// The options that everybody knows under other names.
-const WELL_KNOWN: [(&str, &str); 3] = [
+const WELL_KNOWN: [(&str, &str); 4] = [
     ("DATABASE_URL", "database.url"),
     ("AMQP_URL", "rabbitmq.url"),
     ("NATS_URL", "jetstream.url"),
+    ("KAFKA_BOOTSTRAP_SERVERS", "kafka.bootstrap_servers"),
 ];
 /// Options whose own names end like that of a variable that names a file.
 const ENDING_LIKE_A_FILE: [&str; 5] = [
@@ -133,7 +134,7 @@ pub(super) fn content(option: &str, path: &OsStr) -> Result<String, ConfigError>
     Ok(trimmed.to_owned())
 }
 
-/// The URL that a section gives, in the file or as the name of another one.
+/// The secret (a URL, a password) that a section gives, in the file or as the name of another one.
 ///
 /// # Errors
 /// Both are given, or the file cannot be used.
@@ -261,13 +262,14 @@ mod tests {
     fn options_that_name_files_are_not_taken_for_files_that_hold_them() {
         let read = read(&[("BELLWIRE_DATABASE__CA_FILE", OsStr::new("/no/such"))]).unwrap();
         assert_eq!(read.variables["BELLWIRE_DATABASE__CA_FILE"], "/no/such");
-        // `url_file` is meant to be both.
+        // `url_file` and `password_file` are meant to be both.
         let shown = format!("{:#?}", crate::config::Config::default());
         let of_their_own = shown
             .lines()
             .filter_map(|line| line.trim().split_once(':'))
             .map(|(option, _)| option)
-            .filter(|option| option.ends_with("_file") && *option != "url_file");
+            .filter(|option| option.ends_with("_file"))
+            .filter(|option| !["url_file", "password_file"].contains(option));
         for option in of_their_own {
             assert!(ENDING_LIKE_A_FILE.contains(&option), "{option}");
         }

@@ -42,6 +42,9 @@ pub struct JetstreamConfig {
     pub prefix: String,
     /// Names the installation in `Nats-Msg-Id`: a stream drops repeats by it, whatever their subject.
     pub source: String,
+    /// Make every message a CloudEvent in binary mode, too: its attributes as headers `ce_*`, with `source`
+    /// as theirs.
+    pub cloudevents: bool,
     /// An acknowledgement that takes longer counts as lost with its connection. Must be below
     /// `relay.lease`.
     #[serde(with = "humantime_serde")]
@@ -64,6 +67,7 @@ impl Default for JetstreamConfig {
             stream: None,
             prefix: DEFAULT_PREFIX.into(),
             source: "bellwire".into(),
+            cloudevents: false,
             ack_timeout: DEFAULT_ACK_TIMEOUT,
             connect_timeout: super::DEFAULT_CONNECT_TIMEOUT,
         }

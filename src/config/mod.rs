@@ -1,7 +1,7 @@
 //! Configuration: every option, its default with the reason, and its check.
 //!
-//! One TOML file, then the environment over it: `DATABASE_URL`, `AMQP_URL` and `NATS_URL` as everybody
-//! knows them, everything else as `BELLWIRE_<SECTION>__<KEY>` (two underscores between section and
+//! One TOML file, then the environment over it: `DATABASE_URL`, `AMQP_URL`, `NATS_URL` and
+//! `KAFKA_BOOTSTRAP_SERVERS` as everybody knows them, everything else as `BELLWIRE_<SECTION>__<KEY>` (two underscores between section and
 //! key); with `_FILE` after it, the name of a file that holds the value. Unknown keys are refused, so that a typing error cannot silently mean a default.
 
 use std::fmt;
@@ -21,6 +21,7 @@ mod alerts;
 mod database;
 mod environment;
 mod jetstream;
+mod kafka;
 mod lag;
 mod log;
 mod postgres_url;
@@ -34,6 +35,7 @@ pub use admin::*;
 pub use alerts::*;
 pub use database::*;
 pub use jetstream::*;
+pub use kafka::{Compression, KafkaConfig, SaslMechanism};
 pub use lag::*;
 pub use log::*;
 pub use prune::*;
@@ -54,6 +56,7 @@ const SECRETS: &[&str] = &[
     "rabbitmq.url",
     "rabbitmq.management_url",
     "jetstream.url",
+    "kafka.password",
     "alerts.slack_url",
     "alerts.webhook_url",
     "alerts.webhook_token",
@@ -137,6 +140,8 @@ pub struct Config {
     pub rabbitmq: RabbitmqConfig,
     /// Where they go instead, when `relay.sink` says so.
     pub jetstream: JetstreamConfig,
+    /// Or here.
+    pub kafka: KafkaConfig,
     /// How they are carried.
     pub relay: RelayConfig,
     /// What happens to events that fail.
@@ -193,7 +198,7 @@ impl Config {
             let key = error.path().to_string();
             let reason = match key.as_str() {
                 // The value may be a URL with its password.
-                "database" | "rabbitmq" | "jetstream" | "alerts" | "admin" => {
+                "database" | "rabbitmq" | "jetstream" | "kafka" | "alerts" | "admin" => {
                     format!("is a section: write its options below [{key}]")
                 }
                 secret if SECRETS.contains(&secret) => "must be a string".to_owned(),
@@ -201,7 +206,7 @@ impl Config {
             };
             environment.hide(ConfigError::key(key, reason))
         })?;
-        loaded.read_urls(&environment)?;
+        loaded.read_secrets(&environment)?;
         loaded.validate().map_err(|error| environment.hide(error))?;
         Ok(loaded)
     }
@@ -228,22 +233,32 @@ impl Config {
         let destination = match self.relay.sink {
             SinkSetting::Rabbitmq | SinkSetting::Null => &self.rabbitmq.exchange,
             SinkSetting::Jetstream => self.jetstream.required_stream()?,
+            SinkSetting::Kafka => {
+                let prefix = &self.kafka.prefix;
+                return Router::by_aggregate_type(&self.routes, &format!("{prefix}."));
+            }
         };
         Router::new(&self.routes, destination)
     }
 
-    /// Reads the URLs that the file only names the files of. One from the environment wins.
-    fn read_urls(&mut self, environment: &Environment) -> Result<(), ConfigError> {
+    /// Reads the secrets that the file only names the files of. One from the environment wins.
+    fn read_secrets(&mut self, environment: &Environment) -> Result<(), ConfigError> {
         let Self {
             database,
             rabbitmq,
             jetstream,
+            kafka,
             ..
         } = self;
         for (option, url, file) in [
             ("database.url", &mut database.url, &mut database.url_file),
             ("rabbitmq.url", &mut rabbitmq.url, &mut rabbitmq.url_file),
             ("jetstream.url", &mut jetstream.url, &mut jetstream.url_file),
+            (
+                "kafka.password",
+                &mut kafka.password,
+                &mut kafka.password_file,
+            ),
         ] {
             if environment.gives(option) {
                 *file = None;
@@ -261,6 +276,7 @@ impl Config {
         self.database.validate()?;
         self.rabbitmq.validate()?;
         self.jetstream.validate()?;
+        self.kafka.validate()?;
         self.relay.validate()?;
         self.retry.validate()?;
         self.lag.validate()?;
@@ -274,6 +290,7 @@ impl Config {
                 ("rabbitmq.confirm_timeout", self.rabbitmq.confirm_timeout)
             }
             SinkSetting::Jetstream => ("jetstream.ack_timeout", self.jetstream.ack_timeout),
+            SinkSetting::Kafka => ("kafka.confirm_timeout", self.kafka.confirm_timeout),
         };
         if timeout >= self.relay.lease {
             return Err(ConfigError::key(

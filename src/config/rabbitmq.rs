@@ -1,10 +1,8 @@
 //! `[rabbitmq]`: Where events go.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
-use lapin::uri::{AMQPScheme, AMQPUri};
 use serde::Deserialize;
 use url::Url;
 
@@ -88,6 +86,9 @@ pub struct RabbitmqConfig {
     pub source: String,
     /// Which column becomes the message id.
     pub message_id: MessageId,
+    /// Make every message a CloudEvent in binary mode, too: its attributes as headers `ce_*`, with `source`
+    /// as theirs.
+    pub cloudevents: bool,
     /// A confirm that takes longer counts as lost with its channel. Must be below `relay.lease`.
     #[serde(with = "humantime_serde")]
     pub confirm_timeout: Duration,
@@ -109,6 +110,7 @@ impl Default for RabbitmqConfig {
             exchange_type: None,
             source: "bellwire".into(),
             message_id: MessageId::default(),
+            cloudevents: false,
             confirm_timeout: DEFAULT_CONFIRM_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
         }
@@ -165,8 +167,8 @@ impl RabbitmqConfig {
     /// # Errors
     /// Names the file that does not go with the rest.
     pub(crate) fn tls(&self) -> Result<Option<Tls>, ConfigError> {
-        let uri = self.url.as_ref().map(|url| AMQPUri::from_str(url.expose()));
-        if matches!(uri, Some(Ok(uri)) if uri.scheme == AMQPScheme::AMQPS) {
+        let url = self.url.as_ref().map(|url| Url::parse(url.expose()));
+        if matches!(url, Some(Ok(url)) if url.scheme() == "amqps") {
             return self.tls_by_files().map(Some);
         }
         let given = self.files().into_iter().find(|(_, path)| path.is_some());
@@ -241,8 +243,7 @@ fn check_url(url: &Secret) -> Result<(), ConfigError> {
     let parsed = Url::parse(url.expose())
         .ok()
         .filter(|url| matches!(url.scheme(), "amqp" | "amqps") && url.host_str().is_some());
-    let known = AMQPUri::from_str(url.expose()).is_ok();
-    let Some(parsed) = parsed.filter(|_| known) else {
+    let Some(parsed) = parsed.filter(|_| is_known(url.expose())) else {
         return Err(ConfigError::key(
             "rabbitmq.url",
             "no AMQP URL; give one like amqp://user:password@host:5672/%2f (AMQP_URL), \
@@ -258,6 +259,18 @@ fn check_url(url: &Secret) -> Result<(), ConfigError> {
         }
     }
     Ok(())
+}
+
+/// Does the client take this URL?
+#[cfg(feature = "rabbitmq")]
+fn is_known(url: &str) -> bool {
+    url.parse::<lapin::uri::AMQPUri>().is_ok()
+}
+
+/// There is no client to ask.
+#[cfg(not(feature = "rabbitmq"))]
+fn is_known(_: &str) -> bool {
+    true
 }
 
 #[cfg(test)]

@@ -53,6 +53,8 @@ pub enum SinkSetting {
     Rabbitmq,
     /// A stream of NATS JetStream: `[jetstream]`.
     Jetstream,
+    /// Topics of Kafka: `[kafka]`.
+    Kafka,
     /// Nowhere: every event counts as delivered. For benches and trials.
     Null,
 }
@@ -64,9 +66,10 @@ impl TryFrom<String> for SinkSetting {
         match value.as_str() {
             "rabbitmq" => Ok(Self::Rabbitmq),
             "jetstream" => Ok(Self::Jetstream),
+            "kafka" => Ok(Self::Kafka),
             "null" => Ok(Self::Null),
             _ => Err(format!(
-                "must be `rabbitmq`, `jetstream` or `null`, is `{value}`"
+                "must be `rabbitmq`, `jetstream`, `kafka` or `null`, is `{value}`"
             )),
         }
     }

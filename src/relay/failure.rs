@@ -26,6 +26,8 @@ pub enum Cause {
     Nacked,
     /// Nothing is bound for this routing key.
     Unroutable,
+    /// The broker looked at the event and refused it, not for its size.
+    Rejected,
     /// Larger than the transport or broker takes.
     TooLarge,
     /// The row cannot be turned into a message.
@@ -36,7 +38,7 @@ pub enum Cause {
 
 impl Cause {
     /// All of them, in the order of the policy table.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Void,
         Self::Unreachable,
         Self::Blocked,
@@ -47,6 +49,7 @@ impl Cause {
         Self::Forbidden,
         Self::Nacked,
         Self::Unroutable,
+        Self::Rejected,
         Self::TooLarge,
         Self::Undecodable,
         Self::IllegalName,
@@ -65,6 +68,7 @@ impl Cause {
             Self::Forbidden => "forbidden",
             Self::Nacked => "nacked",
             Self::Unroutable => "unroutable",
+            Self::Rejected => "rejected",
             Self::TooLarge => "too_large",
             Self::Undecodable => "undecodable",
             Self::IllegalName => "illegal_name",
@@ -113,7 +117,9 @@ pub fn decide(cause: Cause) -> (Outcome, Blame) {
             (Outcome::HandBack, Blame::Connection)
         }
         Cause::Suspect => (Outcome::Isolate, Blame::Event),
-        Cause::ClosedOn | Cause::Unroutable => (Outcome::RetryOrDead, Blame::Event),
+        Cause::ClosedOn | Cause::Unroutable | Cause::Rejected => {
+            (Outcome::RetryOrDead, Blame::Event)
+        }
         Cause::DestinationMissing | Cause::Forbidden => (Outcome::Wait, Blame::DestinationForSure),
         Cause::Nacked => (Outcome::Retry, Blame::Destination),
         Cause::TooLarge | Cause::Undecodable | Cause::IllegalName => (Outcome::Dead, Blame::Event),
@@ -159,8 +165,9 @@ mod tests {
     }
 
     #[test]
-    fn an_unroutable_event_dies_after_its_attempts() {
-        assert_policy(&[Cause::Unroutable], Outcome::RetryOrDead, Blame::Event);
+    fn an_unroutable_or_rejected_event_dies_after_its_attempts() {
+        let causes = [Cause::Unroutable, Cause::Rejected];
+        assert_policy(&causes, Outcome::RetryOrDead, Blame::Event);
     }
 
     #[test]

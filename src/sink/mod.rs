@@ -10,9 +10,18 @@ use crate::event::{ClaimToken, EventId, OutboxEvent};
 use crate::relay::failure::Cause;
 use crate::route::{Address, Route};
 
+#[cfg(any(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
 mod board;
+#[cfg(any(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
+mod cloudevents;
+#[cfg(any(feature = "jetstream", feature = "kafka"))]
+mod denials;
+#[cfg(feature = "jetstream")]
 pub mod jetstream;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod null;
+#[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 mod rules;
 
@@ -114,10 +123,25 @@ pub enum Transport {
 /// The sink has no usable URL, or something else that it cannot do without.
 pub fn open(config: &Config) -> Result<Arc<dyn Sink>, SinkError> {
     Ok(match config.relay.sink {
+        #[cfg(feature = "rabbitmq")]
         SinkSetting::Rabbitmq => rabbitmq::RabbitmqSink::new(config.rabbitmq.clone())?,
+        #[cfg(feature = "jetstream")]
         SinkSetting::Jetstream => jetstream::JetstreamSink::new(config)?,
+        #[cfg(feature = "kafka")]
+        SinkSetting::Kafka => kafka::KafkaSink::new(config)?,
         SinkSetting::Null => Arc::new(null::NullSink::new()),
+        #[cfg(not(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka")))]
+        other => return Err(SinkError::new(Cause::Unreachable, left_out(other))),
     })
+}
+
+#[cfg(not(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka")))]
+fn left_out(sink: SinkSetting) -> String {
+    let name = format!("{sink:?}").to_lowercase();
+    format!(
+        "relay.sink is \"{name}\", which was left out of this program when it was built: take one that was \
+         built with --features {name}"
+    )
 }
 
 /// A transport that confirms durably.

@@ -6,7 +6,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Delivery, SinkError, jetstream, rabbitmq};
+#[cfg(feature = "jetstream")]
+use super::jetstream;
+#[cfg(feature = "kafka")]
+use super::kafka;
+#[cfg(feature = "rabbitmq")]
+use super::rabbitmq;
+use super::{Delivery, SinkError};
 use crate::config::{Config, ConfigError, SinkSetting};
 use crate::event::{ClaimToken, OutboxEvent};
 use crate::route::Router;
@@ -36,9 +42,20 @@ impl SinkRules {
     /// Names the key that is wrong.
     pub fn of(config: &Config) -> Result<Self, ConfigError> {
         let check: Check = match config.relay.sink {
+            #[cfg(feature = "rabbitmq")]
             SinkSetting::Rabbitmq => rabbitmq::check(&config.rabbitmq)?,
+            #[cfg(feature = "jetstream")]
             SinkSetting::Jetstream => jetstream::check(&config.jetstream),
+            #[cfg(feature = "kafka")]
+            SinkSetting::Kafka => kafka::check(&config.kafka),
             SinkSetting::Null => Box::new(|_| Ok(())),
+            #[cfg(not(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka")))]
+            other => {
+                return Err(ConfigError::Key {
+                    key: "relay.sink".into(),
+                    reason: super::left_out(other),
+                });
+            }
         };
         Ok(Self {
             router: config.router()?,
@@ -57,6 +74,7 @@ impl SinkRules {
 }
 
 #[cfg(test)]
+#[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
 mod tests {
     use super::*;
     use crate::config::JetstreamConfig;
@@ -87,6 +105,10 @@ mod tests {
         assert!(dotted.starts_with("aggregate_type"), "{dotted}");
         assert!(refused(&config, "order", Some(r#"{"Nats-Msg-Id": "x"}"#)).is_some());
         assert_eq!(refused(&config, "order", Some(r#"{"CC": "x"}"#)), None);
+        config.relay.sink = SinkSetting::Kafka;
+        assert_eq!(refused(&config, "a.b", None), None);
+        let spaced = refused(&config, "a b", None).unwrap();
+        assert!(spaced.starts_with("topic 'events.a b'"), "{spaced}");
         config.relay.sink = SinkSetting::Null;
         assert_eq!(refused(&config, "a.b", None), None);
     }

@@ -83,7 +83,7 @@ async fn a_wrong_option_is_named() {
             &["rabbitmq.confirm_timeout", "shorter than relay.lease"],
         ),
         ("relay.name", "a\nb", &["relay.name"]),
-        ("relay.sink", "kafka", &["relay.sink", "jetstream"]),
+        ("relay.sink", "kinesis", &["relay.sink", "jetstream"]),
         (
             "relay.sink",
             "jetstream",
@@ -540,6 +540,7 @@ fn the_example_shows_every_option_at_its_default() {
     example.database.url = None;
     example.rabbitmq.url = None;
     example.jetstream.url = None;
+    example.kafka.bootstrap_servers = None;
     assert_eq!(format!("{example:#?}"), format!("{defaults:#?}"));
 
     let text = std::fs::read_to_string(&path).unwrap();

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::support::{Kept, Proxy, SOON, Stream, World};
+use crate::support::{Cluster, Kept, Proxy, Record, SOON, Stream, Topic, World};
 
 const WINDOW: usize = 32;
 /// As configured for every sink here.
@@ -36,6 +36,11 @@ struct Subject {
 enum Place {
     Queue(Box<World>),
     Stream(Stream),
+    Topic {
+        topic: Topic,
+        /// The mock is there as long as this is.
+        _cluster: Cluster,
+    },
     /// Nobody keeps them.
     Nowhere,
 }
@@ -45,6 +50,7 @@ impl Place {
         match self {
             Self::Queue(world) => &world.exchange,
             Self::Stream(stream) => &stream.name,
+            Self::Topic { topic, .. } => &topic.name,
             Self::Nowhere => "events",
         }
     }
@@ -53,13 +59,16 @@ impl Place {
 mod sinks {
     use std::sync::Arc;
 
-    use bellwire::config::{Config, JetstreamConfig, RabbitmqConfig, RelayConfig, SinkSetting};
+    use bellwire::config::{
+        Config, JetstreamConfig, KafkaConfig, RabbitmqConfig, RelayConfig, SinkSetting,
+    };
     use bellwire::sink::jetstream::JetstreamSink;
+    use bellwire::sink::kafka::KafkaSink;
     use bellwire::sink::null::NullSink;
     use bellwire::sink::rabbitmq::RabbitmqSink;
 
     use super::{CONFIRM_TIMEOUT, Place, Subject};
-    use crate::support::{Proxy, Stream, World, amqp_url, nats_url};
+    use crate::support::{Cluster, Proxy, Stream, World, amqp_url, nats_url};
 
     pub async fn rabbitmq() -> Option<Subject> {
         let world = World::new().await;
@@ -107,6 +116,33 @@ mod sinks {
         })
     }
 
+    pub async fn kafka() -> Option<Subject> {
+        let cluster = Cluster::new();
+        // One partition: only within one is the order of arrival to be seen.
+        let topic = cluster.create("order", 1).await;
+        let url = format!("kafka://{}", cluster.servers);
+        let network = Proxy::new(&url).await;
+        let through = network.through(&url);
+        let servers = through.trim_start_matches("kafka://").trim_end_matches('/');
+        let config = Config {
+            kafka: KafkaConfig {
+                bootstrap_servers: Some(servers.to_owned()),
+                confirm_timeout: CONFIRM_TIMEOUT,
+                connect_timeout: CONFIRM_TIMEOUT,
+                ..KafkaConfig::default()
+            },
+            ..Config::default()
+        };
+        Some(Subject {
+            sink: KafkaSink::new(&config).unwrap(),
+            network: Some(network),
+            place: Place::Topic {
+                topic,
+                _cluster: cluster,
+            },
+        })
+    }
+
     pub async fn null() -> Option<Subject> {
         Some(Subject {
             sink: Arc::new(NullSink::new()),
@@ -151,6 +187,10 @@ impl Subject {
                 messages.extend(stream.messages(0, SOON).await);
                 Some(messages.iter().map(Kept::id).collect())
             }
+            Place::Topic { topic, .. } => {
+                let records = topic.records(count, SOON).await;
+                Some(records.iter().map(Record::id).collect())
+            }
             Place::Nowhere => None,
         }
     }
@@ -169,7 +209,7 @@ impl Subject {
         match self.place {
             Place::Queue(world) => world.clean().await,
             Place::Stream(stream) => stream.delete().await,
-            Place::Nowhere => {}
+            Place::Topic { .. } | Place::Nowhere => {}
         }
     }
 }
@@ -404,6 +444,8 @@ async fn an_event_that_cannot_be_sent_harms_no_other(mut subject: Subject) {
     let token = token();
     let mut illegal = event(10);
     illegal.event_type = "x".repeat(300).into();
+    // To Kafka that is a header like any other, and this is none.
+    illegal.headers = matches!(subject.place, Place::Topic { .. }).then(|| r#"{"": 1}"#.into());
     let mut undecodable = event(20);
     undecodable.headers = Some(format!("[\"{MARKER}\"]"));
     let mut odd = vec![illegal, undecodable];
@@ -594,4 +636,4 @@ macro_rules! conformance {
     };
 }
 
-conformance!(rabbitmq jetstream null);
+conformance!(rabbitmq jetstream kafka null);

@@ -24,6 +24,7 @@ mod report;
 mod stage;
 mod stream;
 mod tally;
+mod topics;
 mod watch;
 mod write;
 
@@ -60,6 +61,8 @@ enum DemoSink {
     Rabbitmq,
     /// A stream of NATS JetStream
     Jetstream,
+    /// Topics of Kafka
+    Kafka,
 }
 
 pub(super) async fn run(config: Config, arguments: Arguments) -> Result<u8, Failure> {

@@ -54,6 +54,11 @@ const PRODUCTS: [&str; 5] = [
     "Notebook A5\tdotted",
 ];
 
+/// All of them.
+pub(super) fn aggregate_types() -> impl Iterator<Item = &'static str> {
+    TYPES.iter().map(|(aggregate_type, ..)| *aggregate_type)
+}
+
 /// What a writer inserts.
 #[derive(Clone, Debug)]
 pub(super) struct NewEvent {

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use tokio::process::{Child, Command};
 
 use super::stage::Stage;
-use crate::config::{Config, MessageId, SinkSetting};
+use crate::config::{Config, KafkaConfig, MessageId, SinkSetting};
 use crate::event::BUCKETS;
 use crate::store::{ReplicaStatus, Store};
 
@@ -202,7 +202,8 @@ fn command(config: &Config, name: &str, stderr: File) -> anyhow::Result<Command>
     command
         .env_remove("DATABASE_URL_FILE")
         .env_remove("AMQP_URL_FILE")
-        .env_remove("NATS_URL_FILE");
+        .env_remove("NATS_URL_FILE")
+        .env_remove("KAFKA_BOOTSTRAP_SERVERS_FILE");
     command
         .arg("run")
         .envs(environment(config, name))
@@ -218,6 +219,7 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         database,
         rabbitmq,
         jetstream,
+        kafka,
         relay,
         retry,
         log,
@@ -230,6 +232,7 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
     };
     let sink = match relay.sink {
         SinkSetting::Jetstream => "jetstream",
+        SinkSetting::Kafka => "kafka",
         SinkSetting::Rabbitmq | SinkSetting::Null => "rabbitmq",
     };
     let mut environment = vec![
@@ -291,6 +294,7 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
     if let Some(stream) = &jetstream.stream {
         environment.push(("BELLWIRE_JETSTREAM__STREAM", stream.clone()));
     }
+    environment.extend(of_kafka(kafka));
     for (variable, file) in [
         ("BELLWIRE_DATABASE__CA_FILE", &database.ca_file),
         ("BELLWIRE_DATABASE__CERT_FILE", &database.cert_file),
@@ -306,10 +310,58 @@ fn environment(config: &Config, name: &str) -> Vec<(&'static str, String)> {
         ("BELLWIRE_JETSTREAM__CA_FILE", &jetstream.ca_file),
         ("BELLWIRE_JETSTREAM__CERT_FILE", &jetstream.cert_file),
         ("BELLWIRE_JETSTREAM__KEY_FILE", &jetstream.key_file),
+        ("BELLWIRE_KAFKA__CA_FILE", &kafka.ca_file),
+        ("BELLWIRE_KAFKA__CERT_FILE", &kafka.cert_file),
+        ("BELLWIRE_KAFKA__KEY_FILE", &kafka.key_file),
     ] {
         if let Some(file) = file {
             // It came from text, so it is text.
             environment.push((variable, file.to_string_lossy().into_owned()));
+        }
+    }
+    environment
+}
+
+/// All but the properties of librdkafka, whose names are none of variables, and the files.
+fn of_kafka(kafka: &KafkaConfig) -> Vec<(&'static str, String)> {
+    let duration = |duration| humantime::format_duration(duration).to_string();
+    let mut environment = vec![
+        ("BELLWIRE_KAFKA__TLS", kafka.tls.to_string()),
+        ("BELLWIRE_KAFKA__PREFIX", kafka.prefix.clone()),
+        ("BELLWIRE_KAFKA__SOURCE", kafka.source.clone()),
+        ("BELLWIRE_KAFKA__LINGER", duration(kafka.linger)),
+        (
+            "BELLWIRE_KAFKA__COMPRESSION",
+            kafka.compression.name().to_owned(),
+        ),
+        (
+            "BELLWIRE_KAFKA__MAX_MESSAGE_BYTES",
+            kafka.max_message_bytes.to_string(),
+        ),
+        (
+            "BELLWIRE_KAFKA__CONFIRM_TIMEOUT",
+            duration(kafka.confirm_timeout),
+        ),
+        (
+            "BELLWIRE_KAFKA__CONNECT_TIMEOUT",
+            duration(kafka.connect_timeout),
+        ),
+    ];
+    let password = kafka.password.as_ref();
+    for (variable, value) in [
+        ("KAFKA_BOOTSTRAP_SERVERS", kafka.bootstrap_servers.clone()),
+        (
+            "BELLWIRE_KAFKA__SASL_MECHANISM",
+            kafka.sasl_mechanism.map(|one| one.name().to_owned()),
+        ),
+        ("BELLWIRE_KAFKA__USERNAME", kafka.username.clone()),
+        (
+            "BELLWIRE_KAFKA__PASSWORD",
+            password.map(|secret| secret.expose().to_owned()),
+        ),
+    ] {
+        if let Some(value) = value {
+            environment.push((variable, value));
         }
     }
     environment

@@ -1,4 +1,4 @@
-//! Where the demo plays: a schema, and an exchange and a queue, or a stream, of its own, removed afterwards.
+//! Where the demo plays: a schema, and an exchange and a queue, or a stream, or topics, of its own, removed afterwards.
 //!
 //! All have one random name, and nothing without that name is ever touched.
 
@@ -18,7 +18,7 @@ use tracing::instrument::WithSubscriber as _;
 use tracing::subscriber::NoSubscriber;
 
 use super::watch::News;
-use super::{DemoSink, read, stream};
+use super::{DemoSink, read, stream, topics};
 use crate::cli::{Failure, open_store};
 use crate::config::{Config, LogFormat, MessageId, SinkSetting};
 use crate::sink::{jetstream, rabbitmq};
@@ -34,6 +34,7 @@ const DROP_SCHEMA: &str =
 pub(super) enum Reader {
     Queue(read::Reader),
     Stream(stream::Reader),
+    Topics(topics::Reader),
 }
 
 impl Reader {
@@ -41,6 +42,7 @@ impl Reader {
         match self {
             Self::Queue(reader) => reader.run(tell).await,
             Self::Stream(reader) => reader.run(tell).await,
+            Self::Topics(reader) => reader.run(tell).await,
         }
     }
 }
@@ -67,11 +69,17 @@ impl Stage {
         config.rabbitmq.message_id = MessageId::Id;
         config.jetstream.stream = Some(name.clone());
         config.jetstream.prefix.clone_from(&name);
+        config.kafka.prefix.clone_from(&name);
         config.log.format = LogFormat::Text;
         let (set, url, variable) = match (sink, config.relay.sink) {
             (Some(DemoSink::Jetstream), _) | (None, SinkSetting::Jetstream) => {
                 config.relay.sink = SinkSetting::Jetstream;
                 (config.jetstream.url.is_some(), "jetstream.url", "NATS_URL")
+            }
+            (Some(DemoSink::Kafka), _) | (None, SinkSetting::Kafka) => {
+                config.relay.sink = SinkSetting::Kafka;
+                let set = config.kafka.bootstrap_servers.is_some();
+                (set, "kafka.bootstrap_servers", "KAFKA_BOOTSTRAP_SERVERS")
             }
             // The demo counts what arrives: nowhere is no place for it.
             _ => {
@@ -97,15 +105,11 @@ impl Stage {
 
     /// What there is of its name in the broker, for people.
     pub(super) fn place(&self) -> &'static str {
-        if self.is_stream() {
-            "stream"
-        } else {
-            "exchange and queue"
+        match self.config.relay.sink {
+            SinkSetting::Jetstream => "stream",
+            SinkSetting::Kafka => "topics",
+            SinkSetting::Rabbitmq | SinkSetting::Null => "exchange and queue",
         }
-    }
-
-    fn is_stream(&self) -> bool {
-        self.config.relay.sink == SinkSetting::Jetstream
     }
 
     /// Of everything that is made.
@@ -139,16 +143,24 @@ impl Stage {
             .migrate()
             .with_subscriber(NoSubscriber::default())
             .await?;
-        if self.is_stream() {
-            let set_up = async {
-                let client = jetstream::connect(&self.config.jetstream).await?;
+        Ok(match self.config.relay.sink {
+            SinkSetting::Jetstream => {
+                let set_up = async {
+                    let client = jetstream::connect(&self.config.jetstream).await?;
+                    self.in_broker.set(true);
+                    stream::set_up(client, &self.name).await
+                };
+                Reader::Stream(self.in_time(set_up).await?)
+            }
+            SinkSetting::Kafka => {
                 self.in_broker.set(true);
-                stream::set_up(client, &self.name).await
-            };
-            return Ok(Reader::Stream(self.in_time(set_up).await?));
-        }
-        let set_up = async { self.set_up_broker().await.context("RabbitMQ") };
-        Ok(Reader::Queue(self.in_time(set_up).await?))
+                Reader::Topics(self.in_time(topics::set_up(&self.config.kafka)).await?)
+            }
+            SinkSetting::Rabbitmq | SinkSetting::Null => {
+                let set_up = async { self.set_up_broker().await.context("RabbitMQ") };
+                Reader::Queue(self.in_time(set_up).await?)
+            }
+        })
     }
 
     async fn set_up_broker(&self) -> lapin::Result<read::Reader> {
@@ -198,10 +210,13 @@ impl Stage {
     }
 
     async fn remove_from_broker(&self) -> anyhow::Result<()> {
-        if self.is_stream() {
-            return stream::remove(&self.config.jetstream, &self.name).await;
+        match self.config.relay.sink {
+            SinkSetting::Jetstream => stream::remove(&self.config.jetstream, &self.name).await,
+            SinkSetting::Kafka => topics::remove(&self.config.kafka).await,
+            SinkSetting::Rabbitmq | SinkSetting::Null => {
+                self.remove_queue().await.context("RabbitMQ")
+            }
         }
-        self.remove_queue().await.context("RabbitMQ")
     }
 
     async fn remove_queue(&self) -> lapin::Result<()> {

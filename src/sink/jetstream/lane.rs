@@ -22,7 +22,6 @@ use tokio::time::{Instant, sleep_until};
 
 use super::alive::Alive;
 use super::connection::Connector;
-use super::denials::Denials;
 use super::doubt::{Doubt, explained};
 use super::link::Link;
 use super::message::Composer;
@@ -31,6 +30,7 @@ use super::verdict::{Verdict, verdict};
 use crate::event::EventId;
 use crate::metrics;
 use crate::relay::failure::Cause;
+use crate::sink::denials::Denials;
 use crate::sink::{Delivery, Lane, Settlement, SinkError};
 
 /// Replies heard, and deliveries sent, before the other has its turn and settlements leave.
@@ -270,7 +270,11 @@ impl<'a> Run<'a> {
             .extract_if(.., |_, sent| sent.subject == subject);
         let refused: Vec<_> = refused.map(|(_, sent)| sent).collect();
         for sent in refused {
-            let error = self.parts.denials.remember(&sent.stream, subject);
+            let message = format!(
+                "no permission to publish to '{subject}' (stream '{}'): grant it",
+                sent.stream
+            );
+            let error = self.parts.denials.remember(&sent.stream, message);
             self.settle(sent.id, Err(error));
         }
     }

@@ -21,7 +21,7 @@ use super::subject;
 use crate::config::JetstreamConfig;
 use crate::event::{OneLine, OutboxEvent};
 use crate::relay::failure::Cause;
-use crate::sink::{Delivery, SinkError};
+use crate::sink::{Delivery, SinkError, cloudevents};
 
 /// By this the stream drops repeats. Spelt exactly so, or it does not.
 const MESSAGE_ID: &str = "Nats-Msg-Id";
@@ -49,6 +49,7 @@ pub(super) struct Message {
 pub(super) struct Composer {
     source: String,
     prefix: String,
+    cloudevents: bool,
 }
 
 impl Composer {
@@ -56,6 +57,7 @@ impl Composer {
         Self {
             source: config.source.clone(),
             prefix: config.prefix.clone(),
+            cloudevents: config.cloudevents,
         }
     }
 
@@ -74,6 +76,17 @@ impl Composer {
             }
         }
         self.own_headers(event, &mut headers);
+        if self.cloudevents {
+            match cloudevents::attributes(event, &self.source) {
+                Ok(attributes) => headers.extend(
+                    attributes
+                        .into_iter()
+                        .map(|(name, value)| (name.into(), encoded(&value))),
+                ),
+                Err(_) if delivery.is_letter() => {}
+                Err(error) => return Err(error),
+            }
+        }
         if let Some(reason) = &delivery.letter {
             headers.insert("dead_cause".into(), encoded(reason.cause.class()));
             headers.insert("dead_error".into(), encoded(&reason.message));
@@ -373,6 +386,25 @@ mod tests {
             assert_eq!(error.cause, cause, "{headers}: {error}");
             assert!(!error.message.contains(['\r', '\n']), "{error}");
         }
+    }
+
+    #[test]
+    fn a_message_is_a_cloudevent_too_if_asked_for() {
+        let composer = Composer::new(&JetstreamConfig {
+            cloudevents: true,
+            ..JetstreamConfig::default()
+        });
+        let message = composer.compose(&delivery(&event())).unwrap();
+        for (name, value) in [
+            ("ce_specversion", "1.0"),
+            ("ce_id", UUID),
+            ("ce_source", "bellwire"),
+            ("ce_type", "Placed"),
+        ] {
+            assert_eq!(header(&message, name).as_deref(), Some(value), "{name}");
+        }
+        let plain = compose(&event()).unwrap();
+        assert_eq!(header(&plain, "ce_id"), None);
     }
 
     #[test]

@@ -20,18 +20,17 @@ use tokio::sync::watch;
 
 use self::alive::Alive;
 use self::connection::Connector;
-use self::denials::Denials;
 use self::message::Composer;
 use self::stream::{Seen, Settings};
 use crate::config::{Config, ConfigError, JetstreamConfig};
 use crate::relay::breaker::LONGEST_PAUSE;
 use crate::relay::failure::Cause;
+use crate::sink::denials::Denials;
 use crate::sink::rules::Check;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
 mod alive;
 mod connection;
-mod denials;
 mod doubt;
 mod lane;
 mod link;

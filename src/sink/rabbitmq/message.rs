@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use crate::config::{MessageId, RabbitmqConfig};
 use crate::event::{OneLine, OutboxEvent};
 use crate::relay::failure::Cause;
-use crate::sink::{Delivery, SinkError};
+use crate::sink::{Delivery, SinkError, cloudevents};
 
 /// Survives a broker restart in a durable queue.
 const PERSISTENT: u8 = 2;
@@ -50,6 +50,7 @@ pub(super) struct Composer {
     content_type: ShortString,
     message_id: MessageId,
     names: OwnNames,
+    cloudevents: bool,
 }
 
 /// The headers that every message has; they win over a row's header of the same name.
@@ -84,6 +85,7 @@ impl Composer {
                 dead_cause: "dead_cause".into(),
                 dead_error: "dead_error".into(),
             },
+            cloudevents: config.cloudevents,
         })
     }
 
@@ -157,6 +159,7 @@ impl Composer {
             row_headers(text, &mut table)?;
         }
         self.own_headers(event, &mut table);
+        self.add_attributes(event, &mut table)?;
         Ok(table.into())
     }
 
@@ -170,9 +173,25 @@ impl Composer {
             table.clear();
         }
         self.own_headers(event, &mut table);
+        // That it has none may be what it is given up for.
+        let _ = self.add_attributes(event, &mut table);
         table.insert(self.names.dead_cause.clone(), long(reason.cause.class()));
         table.insert(self.names.dead_error.clone(), long(&reason.message));
         table.into()
+    }
+
+    /// Of a CloudEvent, if it shall be one.
+    fn add_attributes(
+        &self,
+        event: &OutboxEvent,
+        table: &mut BTreeMap<ShortString, AMQPValue>,
+    ) -> Result<(), SinkError> {
+        if self.cloudevents {
+            let attributes = cloudevents::attributes(event, self.source.as_str())?;
+            let entries = attributes.iter();
+            table.extend(entries.map(|(name, value)| ((*name).into(), long(value))));
+        }
+        Ok(())
     }
 
     fn own_headers(&self, event: &OutboxEvent, table: &mut BTreeMap<ShortString, AMQPValue>) {
@@ -390,6 +409,25 @@ mod tests {
             assert_eq!(header(&message, name), Some(value), "{name}");
         }
         assert_eq!(message.header_frame, encoded(&message));
+    }
+
+    #[test]
+    fn a_message_is_a_cloudevent_too_if_asked_for() {
+        let composer = Composer::new(&RabbitmqConfig {
+            cloudevents: true,
+            ..RabbitmqConfig::default()
+        })
+        .unwrap();
+        let message = composer.compose(&delivery(&event())).unwrap();
+        for (name, value) in [
+            ("ce_specversion", "1.0"),
+            ("ce_id", "42"),
+            ("ce_source", "bellwire"),
+            ("ce_type", "OrderPlaced"),
+        ] {
+            assert_eq!(header(&message, name), Some(long(value)), "{name}");
+        }
+        assert_eq!(header(&compose(&event()).unwrap(), "ce_id"), None);
     }
 
     #[test]

@@ -195,6 +195,13 @@ impl Sink for RabbitmqSink {
 }
 
 /// A connection for other purposes than publishing, as the configuration has it.
+#[cfg_attr(
+    not(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka")),
+    expect(
+        dead_code,
+        reason = "the demo needs all sinks, and only the demo needs this"
+    )
+)]
 pub(crate) async fn connect(config: &RabbitmqConfig, name: &str) -> lapin::Result<Connection> {
     let other = |text: String| lapin::Error::from(std::io::Error::other(text));
     let url = config.url.as_ref().map_or("", |url| url.expose());

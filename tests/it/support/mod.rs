@@ -14,6 +14,7 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
+mod kafka;
 mod fake_nats;
 mod ledger;
 mod load;
@@ -27,6 +28,7 @@ mod services;
 mod tls;
 
 pub use fake_nats::FakeNats;
+pub use kafka::{Cluster, Record, Topic};
 pub use ledger::Ledger;
 pub use load::Load;
 pub use management::Management;

@@ -27,7 +27,8 @@ struct Faults {
     hold_commits: AtomicBool,
 }
 
-/// In front of one server.
+/// In front of one server. Brokers of Kafka tell clients where they are: that is changed to here, for URLs
+/// of the scheme `kafka`.
 pub struct Proxy {
     address: &'static str,
     port: u16,
@@ -47,15 +48,21 @@ impl Proxy {
         let host = target.host_str().unwrap().to_owned();
         let port = target.port().unwrap_or(match target.scheme() {
             "nats" => 4222,
+            "kafka" => 9092,
             scheme if scheme.starts_with("amqp") => 5672,
             _ => 5432,
         });
         let listener = TcpListener::bind((address, 0)).await.unwrap();
         let faults = Arc::new(Faults::default());
         let (cut, cuts) = watch::channel(0);
+        let own_port = listener.local_addr().unwrap().port();
+        let redirect = (target.scheme() == "kafka").then(|| Redirect {
+            from: [host.as_bytes(), &u32::from(port).to_be_bytes()].concat(),
+            to: [host.as_bytes(), &u32::from(own_port).to_be_bytes()].concat(),
+        });
         let proxy = Self {
             address,
-            port: listener.local_addr().unwrap().port(),
+            port: own_port,
             faults: faults.clone(),
             cut,
         };
@@ -65,9 +72,10 @@ impl Proxy {
                     continue;
                 }
                 let (host, faults, cuts) = (host.clone(), faults.clone(), cuts.clone());
+                let redirect = redirect.clone();
                 tokio::spawn(async move {
                     if let Ok(server) = TcpStream::connect((host.as_str(), port)).await {
-                        carry(client, server, faults, cuts).await;
+                        carry(client, server, (faults, redirect), cuts).await;
                     }
                 });
             }
@@ -120,7 +128,7 @@ impl Proxy {
 async fn carry(
     client: TcpStream,
     server: TcpStream,
-    faults: Arc<Faults>,
+    (faults, redirect): (Arc<Faults>, Option<Redirect>),
     mut cuts: watch::Receiver<u64>,
 ) {
     cuts.mark_unchanged();
@@ -155,6 +163,7 @@ async fn carry(
     };
     let downward = async {
         let mut piece = vec![0; 65_536];
+        let mut frames = Frames::default();
         loop {
             match from_server.read(&mut piece).await {
                 Ok(0) | Err(_) => return,
@@ -164,7 +173,14 @@ async fn carry(
                         tokio::time::sleep(Duration::from_millis(delay)).await;
                     }
                     hold(|| faults.mute.load(Ordering::Relaxed)).await;
-                    if to_client.write_all(&piece[..read]).await.is_err() {
+                    let written = match &redirect {
+                        None => to_client.write_all(&piece[..read]).await,
+                        Some(redirect) => {
+                            let whole = frames.take(&piece[..read], redirect);
+                            to_client.write_all(&whole).await
+                        }
+                    };
+                    if written.is_err() {
                         return;
                     }
                 }
@@ -175,6 +191,43 @@ async fn carry(
         () = upward => {}
         () = downward => {}
         _ = cuts.changed() => {}
+    }
+}
+
+/// What a broker says of where it is, and what it shall say: host and port, as in its answers.
+#[derive(Clone)]
+struct Redirect {
+    from: Vec<u8>,
+    to: Vec<u8>,
+}
+
+/// Answers of a broker of Kafka, which have their length before them, put together again.
+#[derive(Default)]
+struct Frames(Vec<u8>);
+
+impl Frames {
+    /// All that is whole now, redirected.
+    fn take(&mut self, piece: &[u8], redirect: &Redirect) -> Vec<u8> {
+        self.0.extend_from_slice(piece);
+        let mut end = 0;
+        while let Some(length) = self.0.get(end..end + 4) {
+            let length = u32::from_be_bytes(length.try_into().unwrap()) as usize;
+            if self.0.len() < end + 4 + length {
+                break;
+            }
+            end += 4 + length;
+        }
+        let later = self.0.split_off(end);
+        let mut whole = std::mem::replace(&mut self.0, later);
+        let mut at = 0;
+        while let Some(found) = whole[at..]
+            .windows(redirect.from.len())
+            .position(|bytes| bytes == redirect.from)
+        {
+            at += found;
+            whole[at..at + redirect.to.len()].copy_from_slice(&redirect.to);
+        }
+        whole
     }
 }
 
