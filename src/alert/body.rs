@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::mailbox::Notice;
 use super::text::{Origin, Room, text};
-use super::{Alert, DeadLetter};
+use super::{Alert, DeadLetter, IntakeTrouble};
 use crate::store::Lag;
 
 /// A Slack message. `mrkdwn` off: ids and errors are shown as they are, and stay copyable. Slack
@@ -71,6 +71,7 @@ enum Fields {
     RelayFailed {
         reason: String,
     },
+    Intake(IntakeTrouble),
 }
 
 pub(super) fn webhook(notice: &Notice, origin: &Origin) -> String {
@@ -112,6 +113,12 @@ fn fields(notice: &Notice) -> Fields {
         Some(Alert::RelayFailed { reason }) => Fields::RelayFailed {
             reason: room.error(reason),
         },
+        Some(Alert::Intake(trouble)) => Fields::Intake(IntakeTrouble {
+            source: room.name(&trouble.source),
+            event_id: trouble.event_id.as_deref().map(|id| room.name(id)),
+            reason: room.error(&trouble.reason),
+            ..trouble.clone()
+        }),
         Some(Alert::DeadLettered(_)) | None => Fields::DeadLettered {
             events: dead_letters(notice)
                 .map(|letter| cut_letter(letter, room))

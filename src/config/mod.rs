@@ -20,6 +20,7 @@ mod admin;
 mod alerts;
 mod database;
 mod environment;
+mod intake;
 mod jetstream;
 mod lag;
 mod log;
@@ -33,6 +34,7 @@ mod routes;
 pub use admin::*;
 pub use alerts::*;
 pub use database::*;
+pub use intake::*;
 pub use jetstream::*;
 pub use lag::*;
 pub use log::*;
@@ -152,6 +154,8 @@ pub struct Config {
     pub alerts: AlertsConfig,
     /// The admin port.
     pub admin: AdminConfig,
+    /// Webhooks into the database.
+    pub intake: IntakeConfig,
     /// What is written to standard error.
     pub log: LogConfig,
 }
@@ -193,10 +197,12 @@ impl Config {
             let key = error.path().to_string();
             let reason = match key.as_str() {
                 // The value may be a URL with its password.
-                "database" | "rabbitmq" | "jetstream" | "alerts" | "admin" => {
+                "database" | "rabbitmq" | "jetstream" | "alerts" | "admin" | "intake"
+                | "intake.secrets" => {
                     format!("is a section: write its options below [{key}]")
                 }
                 secret if SECRETS.contains(&secret) => "must be a string".to_owned(),
+                secret if holds_a_secret(secret) => "must be a string".to_owned(),
                 _ => reason(error.inner()),
             };
             environment.hide(ConfigError::key(key, reason))
@@ -255,6 +261,7 @@ impl Config {
         self.router()?;
 
         self.alerts.validate()?;
+        self.intake.validate()?;
         let (key, timeout) = match self.relay.sink {
             SinkSetting::Rabbitmq | SinkSetting::Null => {
                 ("rabbitmq.confirm_timeout", self.rabbitmq.confirm_timeout)
@@ -273,6 +280,11 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// One of a source's, wherever it was given.
+fn holds_a_secret(key: &str) -> bool {
+    key.starts_with("intake.") && key.contains("secrets") && !key.ends_with("secrets")
 }
 
 /// The parser shows the line that it stumbled over, which may hold a secret: only where and why.

@@ -29,6 +29,10 @@ const MIGRATIONS: &[(&str, &str)] = &[
         "V3__doorbell",
         include_str!("../../sql/migrations/0003_doorbell.sql"),
     ),
+    (
+        "V6__intake",
+        include_str!("../../sql/migrations/0006_intake.sql"),
+    ),
 ];
 
 /// Name (after the table's) and text of each index.
@@ -81,7 +85,11 @@ pub struct Migrated {
 }
 
 fn latest_version() -> i32 {
-    i32::try_from(MIGRATIONS.len()).expect("a handful of migrations")
+    let numbers = MIGRATIONS.iter().filter_map(|(name, _)| {
+        let (number, _) = name.strip_prefix('V')?.split_once("__")?;
+        number.parse().ok()
+    });
+    numbers.max().expect("each migration has its number")
 }
 
 pub(super) fn check_version(version: i32, table: &str) -> Result<(), StoreError> {
