@@ -40,3 +40,8 @@ mod jetstream;
 mod jetstream_access;
 mod tls;
 mod secrets;
+mod intake;
+mod intake_edge;
+mod intake_replay;
+mod intake_start;
+mod intake_vectors;

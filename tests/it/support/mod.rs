@@ -14,6 +14,7 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
+pub mod intake;
 mod ledger;
 mod load;
 mod management;
