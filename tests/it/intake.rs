@@ -93,7 +93,9 @@ async fn an_order_is_created_paid_and_cancelled_and_each_answer_says_what_was_co
 async fn what_fails_is_a_dead_letter_with_its_reason_and_leaves_no_effect() {
     let world = World::new().await;
     let (_relay, sender) = world.orders_intake(&[]).await;
-    let early = sender.post("early", &order_event("paid", "ord_7777", 5)).await;
+    let early = sender
+        .post("early", &order_event("paid", "ord_7777", 5))
+        .await;
     early.assert(200, "dead_lettered");
     assert_eq!(early.body["attempts"], 1);
     assert_eq!(
@@ -104,25 +106,37 @@ async fn what_fails_is_a_dead_letter_with_its_reason_and_leaves_no_effect() {
         .post("made", &order_event(CREATED, "ord_1001", 500))
         .await
         .assert(200, "processed");
-    let wrong = sender.post("wrong", &order_event("paid", "ord_1001", 499)).await;
+    let wrong = sender
+        .post("wrong", &order_event("paid", "ord_1001", 499))
+        .await;
     wrong.assert(200, "dead_lettered");
     let detail = wrong.body["detail"].as_str().unwrap();
-    assert!(detail.contains("payment does not match the order total"), "{detail}");
-    assert_eq!(world.one::<String>("SELECT status FROM orders").await, "created");
+    assert!(
+        detail.contains("payment does not match the order total"),
+        "{detail}"
+    );
+    assert_eq!(
+        world.one::<String>("SELECT status FROM orders").await,
+        "created"
+    );
     let invalid = sender
         .post("invalid", &order_event(CREATED, "no-order", -1))
         .await;
     invalid.assert(200, "dead_lettered");
     let detail = invalid.body["detail"].as_str().unwrap();
     assert!(detail.starts_with("schema_invalid - #/data/"), "{detail}");
-    let unknown = sender.post("unknown", &order_event("refunded", "ord_1001", 1)).await;
+    let unknown = sender
+        .post("unknown", &order_event("refunded", "ord_1001", 1))
+        .await;
     unknown.assert(200, "dead_lettered");
     assert_eq!(
         unknown.body["detail"],
         "unknown_type - no handler for order.refunded"
     );
     // The repeat of a dead letter is one, and is not tried again.
-    let again = sender.post("wrong", &order_event("paid", "ord_1001", 499)).await;
+    let again = sender
+        .post("wrong", &order_event("paid", "ord_1001", 499))
+        .await;
     again.assert(200, "duplicate");
     assert_eq!(again.body["stored_status"], "dead_lettered");
     let letters: String = world
@@ -175,7 +189,10 @@ async fn another_body_under_a_known_id_is_a_conflict_and_is_not_stored() {
     let answer = sender.post("msg_1", &other).await;
     answer.assert(409, "id_conflict");
     let text = answer.body.to_string();
-    assert!(!text.contains("ord_1001") && !text.contains("ord_1002"), "{text}");
+    assert!(
+        !text.contains("ord_1001") && !text.contains("ord_1002"),
+        "{text}"
+    );
     // By the raw bytes: white space makes another body.
     sender
         .post("msg_1", &body.replace(',', ", "))
@@ -202,7 +219,12 @@ async fn sixty_four_posts_of_one_id_to_two_processes_are_one_effect() {
             async move { sender.post(id, &body).await }
         });
         let answers = futures_util::future::join_all(posts).await;
-        let count = |outcome: &str| answers.iter().filter(|answer| answer.outcome() == outcome).count();
+        let count = |outcome: &str| {
+            answers
+                .iter()
+                .filter(|answer| answer.outcome() == outcome)
+                .count()
+        };
         assert_eq!(count("processed"), 1, "{answers:?}");
         assert_eq!(count("duplicate") + count("id_conflict"), 63, "{answers:?}");
         assert_eq!(count("id_conflict"), if bodies == 1 { 0 } else { 32 });
@@ -225,7 +247,11 @@ async fn every_effect_happens_once_though_the_process_is_killed_again_and_again(
         let posts = (0..20).map(|number| {
             let number = batch * 20 + number;
             let (sender, body) = (sender.clone(), body(number));
-            tokio::spawn(async move { sender.try_post(&format!("k_{number}"), body.as_bytes()).await })
+            tokio::spawn(async move {
+                sender
+                    .try_post(&format!("k_{number}"), body.as_bytes())
+                    .await
+            })
         });
         let posts: Vec<_> = posts.collect();
         let pause = rand::random::<u64>() % 80;
@@ -344,10 +370,16 @@ sql = "INSERT INTO bodies VALUES (:payload)"
         );
         // Told the same, and stored only once, however often it comes.
         let again = sender.try_post(&id, body).await.unwrap();
-        let expected = if *code == 200 { "duplicate" } else { "rejected" };
+        let expected = if *code == 200 {
+            "duplicate"
+        } else {
+            "rejected"
+        };
         again.assert(*code, expected);
     }
-    let stored: i64 = world.one("SELECT count(*) FROM outbox_webhook_events").await;
+    let stored: i64 = world
+        .one("SELECT count(*) FROM outbox_webhook_events")
+        .await;
     let taken = bodies.iter().filter(|(_, code, _)| *code == 200).count();
     assert_eq!(stored, i64::try_from(taken).unwrap());
     // The validator, the router and PostgreSQL see the same one of two.
@@ -383,7 +415,9 @@ async fn nothing_is_half_done_after_the_deadline_and_the_retry_is_processed() {
         .await;
     assert_eq!(world.one::<i64>("SELECT count(*) FROM effects").await, 0);
     assert_eq!(
-        world.one::<i64>("SELECT count(*) FROM outbox_webhook_events").await,
+        world
+            .one::<i64>("SELECT count(*) FROM outbox_webhook_events")
+            .await,
         0
     );
     world
@@ -404,9 +438,7 @@ async fn a_sender_that_hangs_up_stops_nothing_halfway() {
     let body = r#"{"type":"a","pause":1}"#;
     let gone = tokio::time::timeout(Duration::from_millis(300), sender.post("gone", body)).await;
     assert!(gone.is_err());
-    world
-        .until("SELECT count(*) = 1 FROM effects", SOON)
-        .await;
+    world.until("SELECT count(*) = 1 FROM effects", SOON).await;
     sender.post("gone", body).await.assert(200, "duplicate");
     assert_eq!(world.one::<i64>("SELECT count(*) FROM effects").await, 1);
     world.clean().await;
@@ -431,7 +463,10 @@ async fn a_database_that_is_away_is_a_503_and_what_comes_again_is_processed() {
     assert_eq!(answer.retry_after.as_deref(), Some("5"));
     assert!(!answer.body.to_string().contains("127.0.0.1"), "{answer:?}");
     proxy.refuse(false);
-    sender.post("meanwhile", "{}").await.assert(200, "processed");
+    sender
+        .post("meanwhile", "{}")
+        .await
+        .assert(200, "processed");
     sender.post("before", "{}").await.assert(200, "duplicate");
     // Connections that died unnoticed cost no sender a retry.
     proxy.cut();
@@ -469,7 +504,10 @@ sql = "UPDATE counter SET n = n + 1"
     assert!(detail.contains("foreign key"), "{detail}");
     let mut other = world.client().await;
     let holding = other.transaction().await.unwrap();
-    holding.batch_execute("UPDATE counter SET n = 10").await.unwrap();
+    holding
+        .batch_execute("UPDATE counter SET n = 10")
+        .await
+        .unwrap();
     let blocked = sender.post("n1", r#"{"type":"count"}"#).await;
     blocked.assert(503, "error");
     holding.commit().await.unwrap();
@@ -530,6 +568,9 @@ async fn an_unsigned_call_leaves_nothing_and_learns_nothing() {
         .await;
     assert_eq!(counts, "1 1");
     // The true event of that id is taken all the same.
-    sender.post("not_known", body).await.assert(200, "processed");
+    sender
+        .post("not_known", body)
+        .await
+        .assert(200, "processed");
     world.clean().await;
 }
