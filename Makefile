@@ -10,7 +10,7 @@ with_services := set -a; . $(SERVICES)/env; set +a;
 CARGO_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint lint-fmt lint-clippy lint-doc lint-shell lint-alerts fmt services stop clean
+.PHONY: help demo demo-intake test bench lint lint-fmt lint-clippy lint-doc lint-shell lint-alerts fmt services stop clean
 # Cargo uses all cores and locks its directory; two at once only wait for each other.
 .NOTPARALLEL:
 # Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
@@ -20,11 +20,15 @@ help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 # PgBouncer and NATS are for tests only.
-demo bench: SERVICES_FLAGS := --no-pooler --no-nats
+demo demo-intake bench: SERVICES_FLAGS := --no-pooler --no-nats
 
 demo: services ## see events go from PostgreSQL to RabbitMQ (DEMO_ARGS)
 	@cargo build --release $(CARGO_FLAGS)
 	@$(with_services) cargo run --release --quiet $(CARGO_FLAGS) -- demo $(DEMO_ARGS)
+
+demo-intake: services ## see a signed webhook become a row, and a message on RabbitMQ
+	@cargo build --release $(CARGO_FLAGS)
+	@$(with_services) scripts/demo-intake target/release/bellwire
 
 # Plain cargo would run the tests that stop a server beside those that use it, hence one at a time there.
 test: services ## all tests, with cargo-nextest where it is installed (TEST_ARGS filters, and leaves out the doctests)
@@ -54,8 +58,8 @@ lint-doc:
 
 lint-shell:
 	@if command -v shellcheck >/dev/null; then \
-	    echo 'shellcheck scripts/services .ci/run'; \
-	    shellcheck scripts/services .ci/run; \
+	    echo 'shellcheck scripts/services scripts/demo-intake .ci/run'; \
+	    shellcheck scripts/services scripts/demo-intake .ci/run; \
 	else \
 	    echo 'shellcheck is not installed: the scripts were not checked'; \
 	fi
