@@ -83,6 +83,8 @@ pub struct Sender {
 
 impl Sender {
     pub fn new(address: &str, source: &str) -> Self {
+        // Whoever comes first installs it.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         Self {
             address: address.to_owned(),
             source: source.to_owned(),
