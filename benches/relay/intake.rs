@@ -139,8 +139,8 @@ async fn start(world: &World) -> (Child, String) {
     std::fs::write(file.path(), CONFIG).expect("the configuration can be written");
     let url = variable("DATABASE_URL");
     let sign = if url.contains('?') { '&' } else { '?' };
-    let foreign = std::env::vars_os()
-        .filter(|(name, _)| !name.to_string_lossy().starts_with("BELLWIRE_"));
+    let foreign =
+        std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("BELLWIRE_"));
     let mut child = Command::new(BINARY)
         .args(["--config".as_ref(), file.path().as_os_str(), "run".as_ref()])
         .env_clear()

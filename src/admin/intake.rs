@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::dead::Admitted;
 use super::{Sources, refused, unavailable};
-use crate::intake::Intake;
 use crate::intake::dead::{Letter, LetterFilter, STATUSES};
 use crate::intake::http::execution_id;
 use crate::intake::replay;
@@ -81,10 +80,8 @@ struct Discarded {
     changed: usize,
 }
 
-fn intake(sources: &Sources) -> Result<&Intake, HttpResponse> {
-    sources.intake.as_deref().ok_or_else(|| {
-        HttpResponse::NotFound().body("there is no intake in this process: intake.listen is off\n")
-    })
+fn no_intake() -> HttpResponse {
+    HttpResponse::NotFound().body("there is no intake in this process: intake.listen is off\n")
 }
 
 pub(super) async fn list(
@@ -92,9 +89,8 @@ pub(super) async fn list(
     sources: Data<Sources>,
     listing: Query<Listing>,
 ) -> HttpResponse {
-    let intake = match intake(&sources) {
-        Ok(intake) => intake,
-        Err(refusal) => return refusal,
+    let Some(intake) = sources.intake.as_deref() else {
+        return no_intake();
     };
     let listing = listing.into_inner();
     let limit = listing.limit.unwrap_or(LISTED);
@@ -141,9 +137,8 @@ pub(super) async fn show(
     sources: Data<Sources>,
     path: Path<(String, String)>,
 ) -> HttpResponse {
-    let intake = match intake(&sources) {
-        Ok(intake) => intake,
-        Err(refusal) => return refusal,
+    let Some(intake) = sources.intake.as_deref() else {
+        return no_intake();
     };
     let (source, id) = path.into_inner();
     match intake.store().event(&source, &id).await {
@@ -158,9 +153,8 @@ pub(super) async fn replay(
     sources: Data<Sources>,
     order: Json<ReplayOrder>,
 ) -> HttpResponse {
-    let intake = match intake(&sources) {
-        Ok(intake) => intake,
-        Err(refusal) => return refusal,
+    let Some(intake) = sources.intake.as_deref() else {
+        return no_intake();
     };
     let order = order.into_inner();
     if !(1..=replay::MOST).contains(&order.limit) {
@@ -185,9 +179,8 @@ pub(super) async fn discard(
     sources: Data<Sources>,
     order: Json<DiscardOrder>,
 ) -> HttpResponse {
-    let intake = match intake(&sources) {
-        Ok(intake) => intake,
-        Err(refusal) => return refusal,
+    let Some(intake) = sources.intake.as_deref() else {
+        return no_intake();
     };
     let order = order.into_inner();
     let filter = LetterFilter {

@@ -352,7 +352,7 @@ fn intake(trouble: &IntakeTrouble, room: Room) -> String {
         ..=1 => String::new(),
         count => format!(" {count} since the last message of this kind."),
     };
-    let said = match trouble.trouble {
+    match trouble.trouble {
         Trouble::Rejected => format!(
             "Webhook intake {source} rejected a call: {reason}.{others}\nNothing of it was stored. A forger, \
              or a sender whose secret or clock is wrong."
@@ -372,8 +372,7 @@ fn intake(trouble: &IntakeTrouble, room: Room) -> String {
             "Webhook intake {source} could not store an event{event}: {reason}.{others}\nThe sender was \
              told to try again."
         ),
-    };
-    said
+    }
 }
 
 #[cfg(test)]

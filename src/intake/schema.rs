@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use jsonschema::{Draft, PatternOptions, Validator};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// Errors that are told, at most.
 const MOST_ERRORS: usize = 10;
@@ -114,6 +114,7 @@ const KEYWORDS: &[(&str, u8, u8, Holds)] = &[
 /// What may stand beside `$ref` up to draft 7, where everything beside it is ignored.
 const BESIDE_REF: &[&str] = &[
     "$ref",
+    "$schema",
     "$comment",
     "title",
     "description",
@@ -157,7 +158,13 @@ impl Schema {
                 "must be a JSON Schema object whose top-level type is \"object\"".into(),
             ));
         };
-        let (draft, number) = draft_of(top)?;
+        debug_assert!(top.contains_key("type"));
+        Self::compile_any(&schema)
+    }
+
+    /// As [`Self::compile`], whatever the schema is of.
+    fn compile_any(schema: &Value) -> Result<Self, SchemaError> {
+        let (draft, number) = draft_of(schema)?;
         let mut checker = Checker {
             draft,
             number,
@@ -168,14 +175,14 @@ impl Schema {
                 .map(|(name, _, _, holds)| (*name, *holds))
                 .collect(),
         };
-        checker.check(&schema, "#", true)?;
+        checker.check(schema, "#", true)?;
         let validator = jsonschema::options()
             .with_draft(draft)
             .should_validate_formats(true)
             .should_ignore_unknown_formats(false)
             .with_pattern_options(PatternOptions::regex())
             .offline()
-            .build(&schema)
+            .build(schema)
             .map_err(|error| {
                 SchemaError(format!("#{}: {error}", error.instance_path().as_str()))
             })?;
@@ -200,7 +207,7 @@ impl Schema {
     }
 }
 
-fn draft_of(top: &Map<String, Value>) -> Result<(Draft, u8), SchemaError> {
+fn draft_of(top: &Value) -> Result<(Draft, u8), SchemaError> {
     let Some(named) = top.get("$schema") else {
         return Ok((Draft::Draft202012, 20));
     };
@@ -303,6 +310,10 @@ impl Checker<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "schema_suite.rs"]
+mod suite;
 
 #[cfg(test)]
 mod tests {

@@ -37,7 +37,7 @@ const DRAFTS: [(&str, &str); 3] = [
 ];
 
 /// Files in which some schemas are refused, each for a reason of the module's head.
-const REFUSED_IN: &[&str] = REFUSED;
+const REFUSED_IN: &[&str] = &["ref", "refRemote"];
 
 #[test]
 fn what_is_offered_agrees_with_the_suite_and_the_rest_is_refused() {
@@ -74,8 +74,16 @@ fn what_is_offered_agrees_with_the_suite_and_the_rest_is_refused() {
             }
         }
     }
-    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
     let files: Vec<_> = refused.keys().map(String::as_str).collect();
     assert_eq!(files, REFUSED_IN, "{refused:#?}");
-    assert!(agreed > 2_000 && groups > 700, "{agreed} of {groups} groups");
+    assert!(
+        agreed > 2_000 && groups > 700,
+        "{agreed} of {groups} groups"
+    );
 }
