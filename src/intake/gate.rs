@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::metrics;
+
 /// Bytes of bodies in memory, at most: more than a thousand slow senders need, and less than hurts.
 pub const MOST_BUFFERED: u64 = 64 * 1024 * 1024;
 
@@ -92,6 +94,7 @@ impl<'a> Turn<'a> {
     fn take(waiting: &'a AtomicU64, most: u64) -> Result<Self, Full> {
         let before = waiting.fetch_add(1, Ordering::Relaxed);
         let turn = Self(waiting);
+        ::metrics::gauge!(metrics::INTAKE_WAITING).increment(1.0);
         if before < most { Ok(turn) } else { Err(Full) }
     }
 }
@@ -99,6 +102,7 @@ impl<'a> Turn<'a> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+        ::metrics::gauge!(metrics::INTAKE_WAITING).decrement(1.0);
     }
 }
 

@@ -208,8 +208,6 @@ impl Call {
     async fn take(&self, source: Arc<Source>, read: Read) -> (&'static str, HttpResponse) {
         let deadline = self.began + self.intake.deadline;
         let id = read.event.id.clone();
-        #[expect(clippy::cast_precision_loss, reason = "a gauge")]
-        ::metrics::gauge!(crate::metrics::INTAKE_WAITING).set(self.intake.gate.waiting() as f64);
         let place = match timeout_at(deadline.into(), self.intake.gate.enter()).await {
             Ok(Ok(place)) => place,
             Ok(Err(_)) => return ("overloaded", self.overloaded(&id)),

@@ -574,3 +574,43 @@ async fn an_unsigned_call_leaves_nothing_and_learns_nothing() {
         .assert(200, "processed");
     world.clean().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_in_transaction_mode_changes_nothing() {
+    let Some(url) = crate::pooler::pooler_url() else {
+        return;
+    };
+    let world = World::new().await;
+    effects(&world).await;
+    let config = plain().replace("INTO effects", &format!("INTO {}.effects", world.schema));
+    let settings = [
+        ("DATABASE_URL", url.as_str()),
+        ("intake.deadline", "2s"),
+        ("intake.read_timeout", "1s"),
+    ];
+    let (_relay, sender) = world.intake(&config, "plain", &settings).await;
+    let posts = (0..40).map(|number| {
+        let sender = sender.clone();
+        async move { sender.post(&format!("p{}", number % 20), "{}").await }
+    });
+    let answers = futures_util::future::join_all(posts).await;
+    let count = |outcome: &str| {
+        let of = answers.iter().filter(|answer| answer.outcome() == outcome);
+        of.count()
+    };
+    assert_eq!(
+        (count("processed"), count("duplicate")),
+        (20, 20),
+        "{answers:?}"
+    );
+    sender
+        .post("refused", r#"{"refuse":"no"}"#)
+        .await
+        .assert(200, "dead_lettered");
+    sender
+        .post("slow", r#"{"pause":60}"#)
+        .await
+        .assert(503, "error");
+    sender.post("slow", "{}").await.assert(200, "processed");
+    world.clean().await;
+}
