@@ -24,7 +24,8 @@ use super::signature::{
     ID_HEADER, Rejection, SIGNATURE_HEADER, TIMESTAMP_HEADER, Unverified, Verified,
 };
 use super::source::{Read, Source};
-use super::store::{Progress, TakeError, Taken};
+use super::store::{TakeError, Taken};
+use super::work::Progress;
 
 /// Where senders post to.
 pub const PATH: &str = "/webhooks/{source}";

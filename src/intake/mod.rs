@@ -39,6 +39,7 @@ pub mod schema;
 pub mod route;
 pub mod source;
 pub mod gate;
+pub mod work;
 pub mod store;
 pub mod answer;
 pub mod replay;

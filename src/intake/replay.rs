@@ -20,7 +20,8 @@ use super::http::execution_id;
 use super::report::Reports;
 use super::route::Event;
 use super::source::{Failure, Source};
-use super::store::{IntakeStore, Outcome, Progress, storable};
+use super::store::{IntakeStore, Outcome, storable};
+use super::work::Progress;
 use crate::store::StoreError;
 
 /// Events of one replay, unless asked for otherwise.
