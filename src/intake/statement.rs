@@ -1,8 +1,9 @@
 //! The user's SQL: split into statements, named parameters made into numbered ones.
 //!
 //! # Invariants
-//! - A statement runs within the transaction of its event, so it can neither end that nor change the
-//!   session: only statements that read and write are taken.
+//! - A statement runs within the transaction of its event, and cannot end it: only statements that read
+//!   and write are taken, and PostgreSQL lets no function end a transaction that it is called in. What a
+//!   function does to the session (`set_config`) is its author's matter.
 //! - Every parameter is text. A cast behind it makes it anything else, and PostgreSQL says which one is
 //!   missing when the statement is prepared, before anything was received.
 //!
