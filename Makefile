@@ -10,7 +10,7 @@ with_services := set -a; . $(SERVICES)/env; set +a;
 CARGO_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kafka bench lint lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts fmt services stop clean
+.PHONY: help demo demo-intake test test-kafka bench lint lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts fmt services stop clean
 # Cargo uses all cores and locks its directory; two at once only wait for each other.
 .NOTPARALLEL:
 # Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
@@ -23,12 +23,16 @@ help: ## this list
 SINK ?= rabbitmq
 
 # PgBouncer is for tests only; NATS is needed where events go there.
-demo bench: SERVICES_FLAGS = --no-pooler$(if $(filter jetstream,$(SINK)),, --no-nats)$(if $(filter kafka,$(SINK)), --kafka)
+demo demo-intake bench: SERVICES_FLAGS = --no-pooler$(if $(filter jetstream,$(SINK)),, --no-nats)$(if $(filter kafka,$(SINK)), --kafka)
 bench: SINK = jetstream
 
 demo: services ## see events go from PostgreSQL to RabbitMQ, or with SINK=jetstream or SINK=kafka (DEMO_ARGS)
 	@cargo build --release $(CARGO_FLAGS)
 	@$(with_services) cargo run --release --quiet $(CARGO_FLAGS) -- demo --sink $(SINK) $(DEMO_ARGS)
+
+demo-intake: services ## see a signed webhook become a row, and a message on RabbitMQ
+	@cargo build --release $(CARGO_FLAGS)
+	@$(with_services) scripts/demo-intake target/release/bellwire
 
 # Plain cargo would run the tests that stop a server beside those that use it, hence one at a time there.
 test: services ## all tests, with cargo-nextest where it is installed (TEST_ARGS filters, and leaves out the doctests)
@@ -75,8 +79,8 @@ lint-doc:
 
 lint-shell:
 	@if command -v shellcheck >/dev/null; then \
-	    echo 'shellcheck scripts/services .ci/run'; \
-	    shellcheck scripts/services .ci/run; \
+	    echo 'shellcheck scripts/services scripts/demo-intake .ci/run'; \
+	    shellcheck scripts/services scripts/demo-intake .ci/run; \
 	else \
 	    echo 'shellcheck is not installed: the scripts were not checked'; \
 	fi

@@ -9,6 +9,7 @@ pub mod route;
 pub mod store;
 pub mod relay;
 pub mod sink;
+pub mod intake;
 pub mod alert;
 pub mod admin;
 pub mod metrics;

@@ -54,6 +54,17 @@ pub const ALERTS_SENT: &str = "bellwire_alerts_sent_total";
 /// Alerts given up or refused. Label `endpoint`.
 pub const ALERTS_FAILED: &str = "bellwire_alerts_failed_total";
 
+/// Webhooks answered. Labels `source` and `outcome`.
+pub const INTAKE_REQUESTS: &str = "bellwire_intake_requests_total";
+/// From a webhook's first byte to its answer.
+pub const INTAKE_SECONDS: &str = "bellwire_intake_seconds";
+/// Dead letters of the intake. Labels `source` and `status`.
+pub const INTAKE_DEAD_LETTERS: &str = "bellwire_intake_dead_letters";
+/// Verified webhooks that wait for their turn.
+pub const INTAKE_WAITING: &str = "bellwire_intake_waiting";
+/// Webhooks forgotten after their time.
+pub const INTAKE_PRUNED: &str = "bellwire_intake_pruned_total";
+
 /// Every metric, for what has to name only these: dashboards and alert rules.
 pub const ALL: &[&str] = &[
     PUBLISHED,
@@ -81,6 +92,11 @@ pub const ALL: &[&str] = &[
     DUPLICATES,
     ALERTS_SENT,
     ALERTS_FAILED,
+    INTAKE_REQUESTS,
+    INTAKE_SECONDS,
+    INTAKE_DEAD_LETTERS,
+    INTAKE_WAITING,
+    INTAKE_PRUNED,
 ];
 
 /// From a fraction of a millisecond, which a local relay reaches, to an outage.
@@ -155,6 +171,18 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(TAKEOVERS, "Tokens of dead replicas taken over");
     describe_counter!(ALERTS_SENT, "Alerts delivered, by endpoint");
     describe_counter!(ALERTS_FAILED, "Alerts given up or refused, by endpoint");
+    describe_counter!(INTAKE_REQUESTS, "Webhooks answered, by source and outcome");
+    describe_histogram!(
+        INTAKE_SECONDS,
+        Unit::Seconds,
+        "From a webhook's first byte to its answer"
+    );
+    describe_gauge!(
+        INTAKE_DEAD_LETTERS,
+        "Dead letters of the intake, by source and status"
+    );
+    describe_gauge!(INTAKE_WAITING, "Verified webhooks that wait for their turn");
+    describe_counter!(INTAKE_PRUNED, "Webhooks forgotten after their time");
     Ok(handle)
 }
 

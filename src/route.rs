@@ -199,10 +199,10 @@ impl Route {
 
 /// A text with `*` for any run of characters: the pieces between the stars.
 #[derive(Debug)]
-struct Pattern(Vec<String>);
+pub(crate) struct Pattern(Vec<String>);
 
 impl Pattern {
-    fn new(text: &str) -> Self {
+    pub(crate) fn new(text: &str) -> Self {
         let mut pieces: Vec<String> = text.split('*').map(str::to_owned).collect();
         // `**` says no more than `*`.
         let last = pieces.len() - 1;
@@ -214,7 +214,7 @@ impl Pattern {
         Self(pieces)
     }
 
-    fn matches(&self, text: &str) -> bool {
+    pub(crate) fn matches(&self, text: &str) -> bool {
         let [first, middle @ .., last] = self.0.as_slice() else {
             return self.0.first().is_some_and(|whole| whole == text);
         };

@@ -15,7 +15,7 @@ use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{AlertDescription, CertificateError, InconsistentKeys};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 
 /// How much of the server's certificate is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,18 +127,7 @@ impl Tls {
         };
         builder
             .with_client_auth_cert(certificate.certificates()?, key.key()?)
-            .map_err(|error| match error {
-                rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-                    key.error(format!(
-                        "does not fit the certificate in {}",
-                        certificate.path.display()
-                    ))
-                }
-                rustls::Error::InvalidCertificate(error) => {
-                    certificate.error(format!("holds no usable certificate: {error}"))
-                }
-                error => key.error(format!("holds no usable key: {error}")),
-            })
+            .map_err(|error| unusable(certificate, key, error))
     }
 
     fn verifier(
@@ -169,6 +158,42 @@ impl Tls {
             });
         }
         Ok(roots)
+    }
+}
+
+/// What a port of ours needs to speak TLS. Reads the files.
+///
+/// # Errors
+/// Names the option, the file and what is wrong with it.
+pub(crate) fn server_config(
+    certificate: (&'static str, &Path),
+    key: (&'static str, &Path),
+) -> Result<ServerConfig, TlsError> {
+    let file = |(option, path): (&'static str, &Path)| PemFile {
+        option,
+        path: path.to_owned(),
+    };
+    let (certificate, key) = (file(certificate), file(key));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring supports the default protocol versions")
+        .with_no_client_auth()
+        .with_single_cert(certificate.certificates()?, key.key()?)
+        .map_err(|error| unusable(&certificate, &key, error))
+}
+
+/// Which of the two cannot be used, and why.
+fn unusable(certificate: &PemFile, key: &PemFile, error: rustls::Error) -> TlsError {
+    match error {
+        rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => key.error(format!(
+            "does not fit the certificate in {}",
+            certificate.path.display()
+        )),
+        rustls::Error::InvalidCertificate(error) => {
+            certificate.error(format!("holds no usable certificate: {error}"))
+        }
+        error => key.error(format!("holds no usable key: {error}")),
     }
 }
 

@@ -12,6 +12,7 @@ mod claim;
 mod drain;
 mod hot;
 mod idle;
+mod intake;
 mod kafka;
 mod latency;
 mod memory;
@@ -78,5 +79,6 @@ fn measure<'a>(
         Part::Idle => Box::pin(idle::measure(options, report)),
         Part::Memory => Box::pin(memory::measure(options, report)),
         Part::Hot => Box::pin(hot::measure(options, report)),
+        Part::Intake => Box::pin(intake::measure(options, report)),
     }
 }

@@ -100,6 +100,8 @@ pub(crate) enum Part {
     Memory,
     /// How long others wait beside a hot aggregate
     Hot,
+    /// Webhooks through HTTP against the bare transaction
+    Intake,
 }
 
 /// Where a drain goes.

@@ -10,7 +10,7 @@ use crate::world::World;
 
 use load::Load;
 
-mod load;
+pub(crate) mod load;
 
 const WRITERS: [u32; 2] = [16, 64];
 /// Of the relay: the shortest that it takes.

@@ -22,4 +22,5 @@ UNION ALL
 SELECT 'side', c.relname::text, c.relkind::text
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND c.relname IN ($2 || '_alert', $2 || '_awake_until', $2 || '_bucket', $2 || '_replica', $2 || '_relay_state',
-                                       $2 || '_token', $2 || '_migrations')
+                                       $2 || '_token', $2 || '_migrations', $2 || '_webhook_events',
+                                       $2 || '_dead_letter', $2 || '_intake_audit')

@@ -1,7 +1,8 @@
-//! The admin port: `/metrics`, `/healthz`, `/readyz`, `/status`, `/tail`; `/wake` behind its key; dead
-//! letters behind the token.
+//! The admin port: `/metrics`, `/healthz`, `/readyz`, `/status`, `/tail`, `/openapi.json`; `/wake` behind
+//! its key; dead letters, those of the intake too, behind the token.
 
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Addr;
@@ -14,10 +15,12 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use crate::config::{AdminConfig, Secret};
+use crate::intake::Intake;
 use crate::relay::supervisor::{self, Nudge, Supervisor};
 use crate::store::{Lag, ReplicaStatus, Store, StoreError};
 
 mod dead;
+mod intake;
 mod tail;
 
 /// A supervisor or database that answers later than this is in trouble.
@@ -33,9 +36,15 @@ pub struct AdminError {
     reason: std::io::Error,
 }
 
+/// Where a relay is asked for and `relay.enabled` is false.
+const NO_RELAY: &str = "there is no relay in this process: relay.enabled is false\n";
+
 #[derive(Clone)]
 struct Sources {
-    supervisor: Addr<Supervisor>,
+    /// Of the relay, if there is one.
+    supervisor: Option<Addr<Supervisor>>,
+    /// If there is one.
+    intake: Option<Arc<Intake>>,
     store: Store,
     metrics: PrometheusHandle,
     token: Option<Secret>,
@@ -102,13 +111,14 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, AdminError> {
 /// When the listener cannot be used.
 pub fn serve(
     listener: TcpListener,
-    supervisor: Addr<Supervisor>,
+    (supervisor, intake): (Option<Addr<Supervisor>>, Option<Arc<Intake>>),
     store: Store,
     metrics: PrometheusHandle,
     config: &AdminConfig,
 ) -> std::io::Result<(Server, ServerHandle)> {
     let sources = Sources {
         supervisor,
+        intake,
         store,
         metrics,
         token: config.token.clone(),
@@ -129,6 +139,11 @@ pub fn serve(
             .route("/dead/replay", post().to(dead::replay))
             .route("/dead/discard", post().to(dead::discard))
             .route("/dead/{id}", get().to(dead::show))
+            .route("/intake/dead", get().to(intake::list))
+            .route("/intake/dead/discard", post().to(intake::discard))
+            .route("/intake/dead/{source}/{event_id}", get().to(intake::show))
+            .route("/intake/replay", post().to(intake::replay))
+            .route("/openapi.json", get().to(openapi))
     })
     .workers(1)
     .disable_signals()
@@ -146,8 +161,16 @@ async fn metrics_text(sources: Data<Sources>) -> HttpResponse {
         .body(sources.metrics.render())
 }
 
+/// What this port and the intake's take and answer.
+async fn openapi() -> HttpResponse {
+    HttpResponse::Ok()
+        .content_type("application/json")
+        .body(include_str!("openapi.json"))
+}
+
 async fn observe(sources: &Sources) -> Option<supervisor::View> {
-    timeout(ANSWER_TIMEOUT, sources.supervisor.send(supervisor::Observe))
+    let supervisor = sources.supervisor.as_ref()?;
+    timeout(ANSWER_TIMEOUT, supervisor.send(supervisor::Observe))
         .await
         .ok()?
         .ok()
@@ -155,6 +178,9 @@ async fn observe(sources: &Sources) -> Option<supervisor::View> {
 
 /// The process: does its supervisor still answer? A broker that is away is no reason to restart it.
 async fn healthz(sources: Data<Sources>) -> HttpResponse {
+    if sources.supervisor.is_none() {
+        return HttpResponse::Ok().body("ok\n");
+    }
     match observe(&sources).await {
         Some(_) => HttpResponse::Ok().body("ok\n"),
         None => HttpResponse::ServiceUnavailable().body("the supervisor does not answer\n"),
@@ -168,11 +194,20 @@ async fn readyz(sources: Data<Sources>) -> HttpResponse {
         ready: bool,
         reasons: Vec<&'static str>,
     }
-    let (ready, reasons) = observe(&sources)
-        .await
-        .map_or((false, vec!["supervisor"]), |view| {
-            (view.ready, view.reasons)
-        });
+    let (ready, reasons) = if sources.supervisor.is_none() {
+        // An intake alone: it can take webhooks while the database answers.
+        let answered = timeout(ANSWER_TIMEOUT, sources.store.server_version()).await;
+        match answered {
+            Ok(Ok(_)) => (true, Vec::new()),
+            _ => (false, vec!["database"]),
+        }
+    } else {
+        observe(&sources)
+            .await
+            .map_or((false, vec!["supervisor"]), |view| {
+                (view.ready, view.reasons)
+            })
+    };
     let readiness = Readiness { ready, reasons };
     if ready {
         HttpResponse::Ok().json(readiness)
@@ -207,8 +242,13 @@ fn nudge(sources: &Sources, key: Option<&str>) -> HttpResponse {
     if let Some(refusal) = refuses(sources.wake_key.as_ref(), "admin.wake_key", key) {
         return refusal;
     }
-    match sources.supervisor.try_send(Nudge) {
-        Ok(()) => HttpResponse::Accepted().body("awake\n"),
-        Err(_) => HttpResponse::ServiceUnavailable().body("the supervisor does not answer\n"),
+    match sources
+        .supervisor
+        .as_ref()
+        .map(|relay| relay.try_send(Nudge))
+    {
+        Some(Ok(())) => HttpResponse::Accepted().body("awake\n"),
+        Some(Err(_)) => HttpResponse::ServiceUnavailable().body("the supervisor does not answer\n"),
+        None => HttpResponse::NotFound().body(NO_RELAY),
     }
 }

@@ -57,7 +57,10 @@ pub(super) async fn tail(sources: Data<Sources>, wanted: Query<Wanted>) -> HttpR
         let known = WORDS.join(", ");
         return refused(&format!("outcome: no `{word}`; there are {known}"));
     }
-    let Ok(Ok(outcomes)) = timeout(ANSWER_TIMEOUT, sources.supervisor.send(Watch)).await else {
+    let Some(supervisor) = &sources.supervisor else {
+        return HttpResponse::NotFound().body(super::NO_RELAY);
+    };
+    let Ok(Ok(outcomes)) = timeout(ANSWER_TIMEOUT, supervisor.send(Watch)).await else {
         return HttpResponse::ServiceUnavailable().body("the supervisor does not answer\n");
     };
     let watch = (outcomes.watch(), wanted.into_inner());

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::mailbox::Notice;
 use super::text::{Origin, Room, text};
-use super::{Alert, DeadLetter};
+use super::{Alert, DeadLetter, IntakeTrouble};
 use crate::store::Lag;
 
 /// A Slack message. `mrkdwn` off: ids and errors are shown as they are, and stay copyable. Slack
@@ -74,6 +74,7 @@ enum Fields {
     DatabaseBack {
         after_seconds: f64,
     },
+    Intake(IntakeTrouble),
 }
 
 pub(super) fn webhook(notice: &Notice, origin: &Origin) -> String {
@@ -118,6 +119,12 @@ fn fields(notice: &Notice) -> Fields {
         Some(Alert::DatabaseBack { after }) => Fields::DatabaseBack {
             after_seconds: after.as_secs_f64(),
         },
+        Some(Alert::Intake(trouble)) => Fields::Intake(IntakeTrouble {
+            source: room.name(&trouble.source),
+            event_id: trouble.event_id.as_deref().map(|id| room.name(id)),
+            reason: room.error(&trouble.reason),
+            ..trouble.clone()
+        }),
         Some(Alert::DeadLettered(_)) | None => Fields::DeadLettered {
             events: dead_letters(notice)
                 .map(|letter| cut_letter(letter, room))

@@ -82,6 +82,41 @@ pub enum Alert {
         /// Why.
         reason: String,
     },
+    /// Webhooks that could not be taken as they should.
+    Intake(IntakeTrouble),
+}
+
+/// What is wrong at the intake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trouble {
+    /// Somebody sends what is refused: a forger, or a sender that is configured wrongly.
+    Rejected,
+    /// An event failed too often.
+    Parked,
+    /// A request took longer than `intake.deadline`.
+    Deadline,
+    /// The database takes no events.
+    Failed,
+}
+
+/// Trouble at the intake: the last one of its kind, and how many there were since the last alert.
+#[derive(Clone, Debug, Serialize)]
+pub struct IntakeTrouble {
+    /// What kind.
+    #[serde(skip)]
+    pub trouble: Trouble,
+    /// Name of the source.
+    pub source: String,
+    /// `webhook-id` of the last one, if it was verified.
+    pub event_id: Option<String>,
+    /// Why.
+    pub reason: String,
+    /// Failures after which an event is parked.
+    #[serde(skip)]
+    pub max_attempts: i32,
+    /// So many since the last alert of this kind and source.
+    pub count: u64,
 }
 
 impl Alert {
@@ -96,6 +131,12 @@ impl Alert {
             Self::DatabaseLost { .. } => "database_lost",
             Self::DatabaseBack { .. } => "database_back",
             Self::RelayFailed { .. } => "relay_failed",
+            Self::Intake(trouble) => match trouble.trouble {
+                Trouble::Rejected => "intake_rejected",
+                Trouble::Parked => "intake_parked",
+                Trouble::Deadline => "intake_deadline",
+                Trouble::Failed => "intake_failed",
+            },
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::body::dead_letters;
 use super::mailbox::Notice;
-use super::{Alert, DeadLetter};
+use super::{Alert, DeadLetter, IntakeTrouble, Trouble};
 use crate::store::{Lag, OldestEvent};
 
 /// Longest text, in characters: what a Slack client shows without folding it away.
@@ -133,6 +133,7 @@ pub(super) fn text(notice: &Notice, origin: &Origin) -> String {
             )
         }
         Some(Alert::RelayFailed { reason }) => relay_failed(reason, room),
+        Some(Alert::Intake(trouble)) => intake(trouble, room),
         Some(Alert::DeadLettered(_)) | None => dead_lettered(notice, room),
     };
     let mut foot = format!(
@@ -354,6 +355,40 @@ fn relay_failed(reason: &str, room: Room) -> String {
          outbox for the next run.",
         reason.trim_end_matches('.')
     )
+}
+
+fn intake(trouble: &IntakeTrouble, room: Room) -> String {
+    let source = room.shown_name(&trouble.source);
+    let reason = room.shown_error(&trouble.reason);
+    let reason = reason.trim_end_matches('.');
+    let event = trouble.event_id.as_deref().map_or_else(String::new, |id| {
+        format!(" (event {})", room.shown_name(id))
+    });
+    let others = match trouble.count {
+        ..=1 => String::new(),
+        count => format!(" {count} since the last message of this kind."),
+    };
+    match trouble.trouble {
+        Trouble::Rejected => format!(
+            "Webhook intake {source} rejected a call: {reason}.{others}\nNothing of it was stored. A forger, \
+             or a sender whose secret or clock is wrong."
+        ),
+        Trouble::Parked => format!(
+            "A poison event of webhook intake {source} was parked after {} failed attempts{event} and \
+             will not be replayed automatically: {reason}.{others}\nFix the cause, then: bellwire intake \
+             replay --source {source} --include-parked --apply\nor give up on it: bellwire intake dead \
+             discard --source {source} --id ID",
+            trouble.max_attempts
+        ),
+        Trouble::Deadline => format!(
+            "Webhook intake {source} exceeded its deadline and was stopped{event}: {reason}.{others}\n\
+             Nothing of it was kept, so the sender's retry will be processed."
+        ),
+        Trouble::Failed => format!(
+            "Webhook intake {source} could not store an event{event}: {reason}.{others}\nThe sender was \
+             told to try again."
+        ),
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{FAILED, Failure, TO_NOWHERE, open_sink, open_store, print_json};
-use crate::config::{Config, SinkSetting, WakeSetting};
+use crate::alert::Alerter;
+use crate::config::{AlertsConfig, Config, SinkSetting, WakeSetting};
+use crate::intake::Intake;
 use crate::relay::listener::POOLED;
 use crate::store::{Pooling, Store, StoreError};
 
@@ -81,6 +83,7 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         line("notifications", heard);
     }
     let probes = match config.relay.sink {
+        _ if !config.relay.enabled => None,
         SinkSetting::Null => {
             line("sink", Ok(TO_NOWHERE.to_owned()));
             None
@@ -104,6 +107,9 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         }
         sink.close().await;
     }
+    if config.intake.is_on() {
+        line("intake", intake(config).await);
+    }
     match crate::alert::endpoints(&config.alerts) {
         Ok(endpoints) if endpoints.is_empty() => {}
         Ok(endpoints) => {
@@ -115,6 +121,19 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         }
     }
     Ok(lines)
+}
+
+/// Are secrets, schemas and statements what an intake needs?
+async fn intake(config: &Config) -> Result<String, String> {
+    let alerter = Alerter::start(&AlertsConfig::default(), "check", "");
+    let intake = Intake::new(config, "check", alerter).map_err(|error| error.to_string())?;
+    intake.check().await.map_err(|error| error.to_string())?;
+    let names: Vec<_> = intake
+        .sources()
+        .iter()
+        .map(|source| format!("'{}'", source.name))
+        .collect();
+    Ok(format!("would take webhooks of {}", names.join(", ")))
 }
 
 async fn database(store: &Store) -> Result<String, StoreError> {

@@ -15,6 +15,7 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError};
+use crate::intake::IntakeError;
 use crate::sink::{self, Sink};
 use crate::store::{Store, StoreError};
 
@@ -27,10 +28,12 @@ mod check;
 mod dead;
 #[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
 mod demo;
+mod intake;
 mod log;
 mod migrate;
 mod prune;
 mod run;
+mod sign;
 mod status;
 mod tail;
 
@@ -41,7 +44,8 @@ pub const MISCONFIGURED: u8 = 2;
 /// One pass was made, and events failed in it.
 pub const EVENTS_FAILED: u8 = 3;
 
-/// Carries a PostgreSQL transactional outbox to RabbitMQ, NATS JetStream or Kafka, in order and without loss.
+/// Carries a PostgreSQL transactional outbox to RabbitMQ, NATS JetStream or Kafka, in order and without loss, and
+/// takes signed webhooks into PostgreSQL, each exactly once.
 #[derive(Debug, Parser)]
 #[command(name = "bellwire", version, about, long_about = None, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -68,7 +72,7 @@ but events failed in it.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Carry events until told to stop
+    /// Carry events, and take webhooks, until told to stop
     Run(run::Arguments),
     /// Create the outbox, or adopt and update an existing one
     Migrate(migrate::Arguments),
@@ -80,6 +84,10 @@ enum Command {
     Dead(dead::Arguments),
     /// Delete published events whose time is over
     Prune(prune::Arguments),
+    /// Webhooks that failed: list, show, replay and discard them
+    Intake(intake::Arguments),
+    /// Sign a webhook as a sender would, and send it if asked to
+    Sign(sign::Arguments),
     /// Watch what becomes of each event, as it happens
     Tail(tail::Arguments),
     /// Write events, kill a relay midway, and count what arrives
@@ -99,6 +107,16 @@ enum Failure {
     Misused(String),
     #[error(transparent)]
     Other(#[from] anyhow::Error),
+}
+
+impl From<IntakeError> for Failure {
+    fn from(error: IntakeError) -> Self {
+        match error {
+            IntakeError::Config(error) => error.into(),
+            IntakeError::Store(error) => error.into(),
+            error @ IntakeError::Listen { .. } => Self::Other(error.into()),
+        }
+    }
 }
 
 impl Failure {
@@ -145,6 +163,8 @@ async fn dispatch(cli: Cli) -> Result<u8, Failure> {
         Command::Status(arguments) => status::run(&config, &arguments).await,
         Command::Dead(arguments) => dead::run(&config, &arguments).await,
         Command::Prune(arguments) => prune::run(&config, &arguments).await,
+        Command::Intake(arguments) => Box::pin(intake::run(&config, &arguments)).await,
+        Command::Sign(arguments) => sign::run(&config, &arguments).await,
         Command::Tail(arguments) => tail::run(&config, &arguments).await,
         #[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
         Command::Demo(arguments) => Box::pin(demo::run(config, arguments)).await,

@@ -20,6 +20,7 @@ mod admin;
 mod alerts;
 mod database;
 mod environment;
+mod intake;
 mod jetstream;
 mod kafka;
 mod lag;
@@ -34,6 +35,7 @@ mod routes;
 pub use admin::*;
 pub use alerts::*;
 pub use database::*;
+pub use intake::*;
 pub use jetstream::*;
 pub use kafka::{Compression, KafkaConfig, SaslMechanism};
 pub use lag::*;
@@ -157,6 +159,8 @@ pub struct Config {
     pub alerts: AlertsConfig,
     /// The admin port.
     pub admin: AdminConfig,
+    /// Webhooks into the database.
+    pub intake: IntakeConfig,
     /// What is written to standard error.
     pub log: LogConfig,
 }
@@ -198,10 +202,12 @@ impl Config {
             let key = error.path().to_string();
             let reason = match key.as_str() {
                 // The value may be a URL with its password.
-                "database" | "rabbitmq" | "jetstream" | "kafka" | "alerts" | "admin" => {
+                "database" | "rabbitmq" | "jetstream" | "kafka" | "alerts" | "admin" | "intake"
+                | "intake.secrets" => {
                     format!("is a section: write its options below [{key}]")
                 }
                 secret if SECRETS.contains(&secret) => "must be a string".to_owned(),
+                secret if holds_a_secret(secret) => "must be a string".to_owned(),
                 _ => reason(error.inner()),
             };
             environment.hide(ConfigError::key(key, reason))
@@ -285,6 +291,7 @@ impl Config {
         self.router()?;
 
         self.alerts.validate()?;
+        self.intake.validate()?;
         let (key, timeout) = match self.relay.sink {
             SinkSetting::Rabbitmq | SinkSetting::Null => {
                 ("rabbitmq.confirm_timeout", self.rabbitmq.confirm_timeout)
@@ -304,6 +311,11 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// One of a source's, wherever it was given.
+fn holds_a_secret(key: &str) -> bool {
+    key.starts_with("intake.") && key.contains("secrets") && !key.ends_with("secrets")
 }
 
 /// The parser shows the line that it stumbled over, which may hold a secret: only where and why.

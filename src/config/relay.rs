@@ -102,6 +102,8 @@ impl TryFrom<String> for Ordering {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RelayConfig {
+    /// Is there a relay? A process may have an intake alone.
+    pub enabled: bool,
     /// Name of this replica in `outbox_replica`, `claimed_by` and logs; the host name by default.
     pub name: Option<String>,
     /// Where events go.
@@ -130,6 +132,7 @@ pub struct RelayConfig {
 impl Default for RelayConfig {
     fn default() -> Self {
         Self {
+            enabled: true,
             name: None,
             sink: SinkSetting::default(),
             partitions: DEFAULT_PARTITIONS,

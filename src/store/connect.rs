@@ -115,7 +115,7 @@ impl Connector {
     }
 
     /// How statements run on connections from here; `more` are settings beside the usual ones.
-    pub(super) async fn runner(&self, more: &str) -> Result<Runner, StoreError> {
+    pub(crate) async fn runner(&self, more: &str) -> Result<Runner, StoreError> {
         Ok(match self.pooling().await? {
             Pooling::Session => Runner::Direct,
             Pooling::Transaction => Runner::pooled(&format!("{}\n{more}", self.session_sql)),
@@ -128,6 +128,16 @@ impl Connector {
 
     pub(super) fn config(&self) -> &tokio_postgres::Config {
         &self.config
+    }
+
+    /// Asks the server to end what this client's session is at, in the background: for sessions that
+    /// are given up.
+    pub(crate) fn cancel(&self, client: &Client) {
+        let (token, tls) = (client.cancel_token(), self.tls.clone());
+        tokio::spawn(async move {
+            // Without it the statement ends by its own timeout.
+            let _ = tokio::time::timeout(CONNECT_TIMEOUT, token.cancel_query(tls)).await;
+        });
     }
 
     /// With or without TLS, as libpq's modes have it. If neither way leads in, the error is that of

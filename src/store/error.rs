@@ -82,6 +82,16 @@ impl StoreError {
         }
     }
 
+    /// Would the same statement perhaps go well at another time? By SQLSTATE: what is wrong with the
+    /// server, with locks or with room on its disk is not wrong with the statement.
+    pub(crate) fn passes(code: &str) -> bool {
+        // 40: deadlock, serialization. 55P03, 57014: a lock or the answer took too long. 53, 58: no room,
+        // no memory, trouble with files. 25: a read-only server, a transaction that was ended.
+        ["08", "25", "40", "53", "57", "58", "55P03"]
+            .iter()
+            .any(|class| code.starts_with(class))
+    }
+
     /// Is it about what one row holds, rather than about the server or the connection?
     pub fn is_about_data(&self) -> bool {
         // 22: data exception, 54: a limit exceeded, for example a text over 1 GB.

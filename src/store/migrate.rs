@@ -41,6 +41,10 @@ const MIGRATIONS: &[(&str, &str)] = &[
         "V6__publish",
         include_str!("../../sql/migrations/0006_publish.sql"),
     ),
+    (
+        "V7__intake",
+        include_str!("../../sql/migrations/0007_intake.sql"),
+    ),
 ];
 
 /// Name (after the table's) and text of each index.

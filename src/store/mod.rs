@@ -81,7 +81,7 @@ mod migrate;
 mod ownership;
 mod pooler;
 mod prune;
-mod runner;
+pub(crate) mod runner;
 mod shape;
 
 pub use aside::{Promoted, SweepAnswer, SweepRequest};
@@ -237,6 +237,57 @@ queries! {
     stay_awake, still_claimed, sweep, takeover_begin, takeover_buckets, takeover_end, takeover_rows, writers,
 }
 
+/// A pool of sessions with these settings.
+fn pool(connector: &Connector, session_sql: &str, size: usize) -> Result<Pool, StoreError> {
+    let manager = Manager::from_connect(
+        connector.config().clone(),
+        connector.clone(),
+        ManagerConfig {
+            // A closed connection is noticed; a dead one fails its statement, which is tried again on
+            // a fresh one. A test query per use would double them all.
+            recycling_method: RecyclingMethod::Fast,
+        },
+    );
+    let session_sql: Arc<str> = session_sql.into();
+    let pooler = connector.pooler().clone();
+    Pool::builder(manager)
+        .max_size(size)
+        .runtime(Runtime::Tokio1)
+        .wait_timeout(Some(STATEMENT_TIMEOUT))
+        .create_timeout(Some(STATEMENT_TIMEOUT))
+        .post_create(Hook::async_fn(move |client, _| {
+            let session_sql = session_sql.clone();
+            let keeps_session = pooler.known() != Some(Pooling::Transaction);
+            Box::pin(async move {
+                if !keeps_session {
+                    return Ok(());
+                }
+                client
+                    .batch_execute(&session_sql)
+                    .await
+                    .map_err(HookError::Backend)
+            })
+        }))
+        .build()
+        .map_err(|error| StoreError::Unavailable(error.to_string()))
+}
+
+/// A connector and a pool whose sessions have settings of their own: for the intake.
+pub(crate) fn open_pool(
+    config: &DatabaseConfig,
+    application_name: &str,
+    session_sql: &str,
+    size: usize,
+) -> Result<(Connector, Pool), StoreError> {
+    let url = config.url.as_ref().ok_or(StoreError::NoUrl)?;
+    let target = config
+        .target("database.url", "DATABASE_URL", url)
+        .map_err(|error| StoreError::Shape(error.to_string()))?;
+    let connector = Connector::new(target, application_name, session_sql, config.pooler);
+    let pool = pool(&connector, session_sql, size)?;
+    Ok((connector, pool))
+}
+
 /// The outbox in its database. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
@@ -272,37 +323,7 @@ impl Store {
                 connect("database.listen_url", variable, url, PoolerSetting::None)
             })
             .transpose()?;
-        let manager = Manager::from_connect(
-            connector.config().clone(),
-            connector.clone(),
-            ManagerConfig {
-                // A closed connection is noticed; a dead one fails its statement, which is tried again on
-                // a fresh one. A test query per use would double them all.
-                recycling_method: RecyclingMethod::Fast,
-            },
-        );
-        let session_sql: Arc<str> = session_sql.into();
-        let pooler = connector.pooler().clone();
-        let pool = Pool::builder(manager)
-            .max_size(POOL_SIZE)
-            .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(STATEMENT_TIMEOUT))
-            .create_timeout(Some(STATEMENT_TIMEOUT))
-            .post_create(Hook::async_fn(move |client, _| {
-                let session_sql = session_sql.clone();
-                let keeps_session = pooler.known() != Some(Pooling::Transaction);
-                Box::pin(async move {
-                    if !keeps_session {
-                        return Ok(());
-                    }
-                    client
-                        .batch_execute(&session_sql)
-                        .await
-                        .map_err(HookError::Backend)
-                })
-            }))
-            .build()
-            .map_err(|error| StoreError::Unavailable(error.to_string()))?;
+        let pool = pool(&connector, &session_sql, POOL_SIZE)?;
         Ok(Self {
             queries: Arc::new(Queries::new(&names)),
             names,

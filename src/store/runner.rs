@@ -22,14 +22,15 @@ const TYPES: &[Type] = &[
     Type::BOOL,
     Type::TEXT_ARRAY,
     Type::TIMESTAMPTZ,
+    Type::BYTEA,
 ];
 
 /// The values of a statement.
-pub(super) type Values<'a> = [&'a (dyn ToSql + Sync)];
+pub(crate) type Values<'a> = [&'a (dyn ToSql + Sync)];
 
 /// A statement as a connection takes it.
 #[derive(Clone)]
-pub(super) enum Prepared {
+pub(crate) enum Prepared {
     /// By its name in the session.
     Named(Statement),
     /// As text, each time.
@@ -38,7 +39,7 @@ pub(super) enum Prepared {
 
 /// See the module's head.
 #[derive(Clone)]
-pub(super) enum Runner {
+pub(crate) enum Runner {
     /// In sessions of our own, which have our settings.
     Direct,
     /// In whichever session the pooler has: `begin` opens a transaction with our settings.
@@ -47,26 +48,26 @@ pub(super) enum Runner {
 
 impl Runner {
     /// For a pooler in transaction mode. `settings` are statements `SET …`, one a line.
-    pub(super) fn pooled(settings: &str) -> Self {
+    pub(crate) fn pooled(settings: &str) -> Self {
         Self::Pooled {
             begin: format!("{BEGIN}; {}", local(settings)).into(),
         }
     }
 
     /// Does a connection keep its server session?
-    pub(super) fn has_session(&self) -> bool {
+    pub(crate) fn has_session(&self) -> bool {
         matches!(self, Self::Direct)
     }
 
     /// Begins a transaction of several statements.
-    pub(super) fn begin(&self) -> &str {
+    pub(crate) fn begin(&self) -> &str {
         match self {
             Self::Direct => BEGIN,
             Self::Pooled { begin } => begin,
         }
     }
 
-    pub(super) async fn prepare(&self, client: &Client, sql: &str) -> Result<Prepared, Error> {
+    pub(crate) async fn prepare(&self, client: &Client, sql: &str) -> Result<Prepared, Error> {
         match self {
             Self::Direct => client.prepare(sql).await.map(Prepared::Named),
             Self::Pooled { .. } => Ok(Prepared::Text(sql.into())),
@@ -74,7 +75,7 @@ impl Runner {
     }
 
     /// Runs a statement by itself.
-    pub(super) async fn query(
+    pub(crate) async fn query(
         &self,
         client: &Client,
         statement: &Prepared,
@@ -84,7 +85,7 @@ impl Runner {
     }
 
     /// As [`Self::query`], for a statement that answers no rows; the number of those it changed.
-    pub(super) async fn execute(
+    pub(crate) async fn execute(
         &self,
         client: &Client,
         statement: &Prepared,
@@ -117,7 +118,7 @@ impl Runner {
 
 impl Prepared {
     /// Runs it within the transaction that the client is in.
-    pub(super) async fn query(
+    pub(crate) async fn query(
         &self,
         client: &Client,
         values: &Values<'_>,
@@ -129,7 +130,7 @@ impl Prepared {
     }
 
     /// As [`Self::query`]; the number of rows it changed.
-    pub(super) async fn execute(&self, client: &Client, values: &Values<'_>) -> Result<u64, Error> {
+    pub(crate) async fn execute(&self, client: &Client, values: &Values<'_>) -> Result<u64, Error> {
         match self {
             Self::Named(statement) => client.execute(statement, values).await,
             Self::Text(sql) => client.execute_typed(sql, &typed(values)).await,
@@ -202,6 +203,7 @@ mod tests {
             &String::new(),
             &[1_i64].as_slice(),
             &["a"].as_slice(),
+            &[1_u8].as_slice(),
         ];
         let kinds: Vec<_> = typed(values).into_iter().map(|(_, kind)| kind).collect();
         assert_eq!(
@@ -218,6 +220,7 @@ mod tests {
                 Type::TEXT,
                 Type::INT8_ARRAY,
                 Type::TEXT_ARRAY,
+                Type::BYTEA,
             ]
         );
     }

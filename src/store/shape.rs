@@ -49,9 +49,12 @@ const SIDE_OBJECTS: &[&str] = &[
     "_alert",
     "_awake_until",
     "_bucket",
+    "_dead_letter",
+    "_intake_audit",
     "_replica",
     "_relay_state",
     "_token",
+    "_webhook_events",
 ];
 
 /// What was found in the database, by kind.

@@ -482,7 +482,7 @@ async fn an_outbox_of_another_shape_is_refused_at_the_start() {
         ),
         (
             "INSERT INTO outbox_migrations SELECT max(version) + 1, 'x', max(applied_on), max(checksum) FROM outbox_migrations",
-            &["schema version 7", "newer bellwire"],
+            &["schema version 8", "newer bellwire"],
         ),
         (
             "DROP TABLE outbox_migrations",

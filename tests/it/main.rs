@@ -49,3 +49,8 @@ mod kafka_faults;
 mod jetstream_faults;
 mod tls;
 mod secrets;
+mod intake;
+mod intake_edge;
+mod intake_replay;
+mod intake_start;
+mod intake_vectors;

@@ -125,7 +125,7 @@ impl Load {
 }
 
 /// Beside the servers that scripts/services finds, newest first; it talks to older servers, too.
-fn find_pgbench() -> Option<PathBuf> {
+pub(crate) fn find_pgbench() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok();
     let mut beside_servers: Vec<PathBuf> = versions
         .into_iter()

@@ -16,6 +16,7 @@ use tokio_postgres::error::SqlState;
 
 mod kafka;
 mod fake_nats;
+pub mod intake;
 mod ledger;
 mod load;
 mod management;

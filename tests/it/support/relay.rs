@@ -84,6 +84,11 @@ impl Relay {
         Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
     }
 
+    /// Of the process, while it runs.
+    pub fn id(&self) -> u32 {
+        self.child.id().expect("still running")
+    }
+
     /// SIGKILL, and waits until it is gone.
     pub async fn kill(&mut self) {
         self.child.kill().await.unwrap();

@@ -2,7 +2,7 @@
 
 use super::{SOON, World, database_url};
 
-const PARTIES: [&str; 3] = ["writer", "relay", "operator"];
+const PARTIES: [&str; 4] = ["writer", "relay", "intake", "operator"];
 
 impl World {
     /// URL of a login that is a member of this party's role, with these defaults.
