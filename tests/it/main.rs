@@ -46,3 +46,8 @@ mod jetstream_access;
 mod jetstream_faults;
 mod tls;
 mod secrets;
+// What `make chaos` is judged by is tested here, since that target is no test harness.
+#[path = "../chaos/judge.rs"]
+mod chaos_judge;
+#[path = "../chaos/schedule.rs"]
+mod chaos_schedule;
