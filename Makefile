@@ -10,7 +10,7 @@ with_services := set -a; . $(SERVICES)/env; set +a;
 CARGO_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint lint-fmt lint-clippy lint-doc lint-shell lint-alerts fmt services stop clean
+.PHONY: help demo test bench chaos lint lint-fmt lint-clippy lint-doc lint-shell lint-alerts fmt services stop clean
 # Cargo uses all cores and locks its directory; two at once only wait for each other.
 .NOTPARALLEL:
 # Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
@@ -23,7 +23,7 @@ help: ## this list
 SINK ?= rabbitmq
 
 # PgBouncer is for tests only; NATS is needed where events go there.
-demo bench: SERVICES_FLAGS = --no-pooler$(if $(filter jetstream,$(SINK)),, --no-nats)
+demo bench chaos: SERVICES_FLAGS = --no-pooler$(if $(filter jetstream,$(SINK)),, --no-nats)
 bench: SINK = jetstream
 
 demo: services ## see events go from PostgreSQL to RabbitMQ, or to NATS with SINK=jetstream (DEMO_ARGS)
@@ -44,6 +44,9 @@ endif
 
 bench: services ## the relay's throughput and latency (BENCH_ARGS)
 	@$(with_services) cargo bench --bench relay $(CARGO_FLAGS) -- $(BENCH_ARGS)
+
+chaos: services ## relays, servers and network fail for 15 minutes while it is judged what arrives (CHAOS_ARGS)
+	@$(with_services) cargo test --quiet --test chaos $(CARGO_FLAGS) -- run $(CHAOS_ARGS)
 
 lint: lint-fmt lint-clippy lint-doc lint-shell lint-alerts ## what CI checks beside the tests
 

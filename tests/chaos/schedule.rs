@@ -4,6 +4,7 @@
 //! - The same seed gives the same rounds, however long the run and whatever the relays do.
 //! - Every kind of fault comes once before any comes again: a short run sees many kinds.
 //! - Within a round each target is hit once, so that no fault undoes or hides another.
+//! - Every third round is one relay killed while all else is well: how long a takeover takes is measured by these.
 
 use std::time::Duration;
 
@@ -15,6 +16,11 @@ use rand::{RngExt as _, SeedableRng as _};
 const MOST_AT_ONCE: usize = 3;
 /// A fault begins within this of its round's beginning.
 const SPREAD_MS: u64 = 2_000;
+/// Of so many rounds one is a lone kill, so long after the faults before it that they are over.
+const LONE_KILL_EVERY: usize = 3;
+const LONE_KILL_AFTER: Duration = Duration::from_secs(4);
+/// Shorter and longer than the lease.
+const HOLD_MS: std::ops::Range<u64> = 500..9_000;
 /// Without faults after each round.
 const CALM_MS: std::ops::Range<u64> = 1_000..10_000;
 
@@ -143,6 +149,7 @@ pub struct Schedule {
     random: StdRng,
     relays: usize,
     deck: Vec<Kind>,
+    rounds: usize,
 }
 
 impl Schedule {
@@ -151,24 +158,24 @@ impl Schedule {
             random: StdRng::seed_from_u64(seed),
             relays,
             deck: Vec::new(),
+            rounds: 0,
         }
     }
 
-    fn draw(&mut self) -> Kind {
-        if self.deck.is_empty() {
-            self.deck = Kind::ALL.to_vec();
-            // A crash is what relays are most often asked to survive, and gives the takeover times.
-            self.deck.extend([Kind::KillRelay; 2]);
-            self.deck.shuffle(&mut self.random);
-        }
-        self.deck.pop().expect("it has just been filled")
+    fn hold(&mut self) -> Duration {
+        Duration::from_millis(self.random.random_range(HOLD_MS))
     }
-}
 
-impl Iterator for Schedule {
-    type Item = Round;
+    fn lone_kill(&mut self) -> Fault {
+        Fault {
+            kind: Kind::KillRelay,
+            target: Target::Relay(self.random.random_range(0..self.relays)),
+            after: LONE_KILL_AFTER,
+            hold: self.hold(),
+        }
+    }
 
-    fn next(&mut self) -> Option<Round> {
+    fn together(&mut self) -> Vec<Fault> {
         let count = self.random.random_range(1..=MOST_AT_ONCE);
         let mut faults: Vec<Fault> = Vec::new();
         for _ in 0..count {
@@ -180,13 +187,37 @@ impl Iterator for Schedule {
                 self.deck.push(kind);
                 break;
             }
+            let after = Duration::from_millis(self.random.random_range(0..SPREAD_MS));
+            let hold = self.hold();
             faults.push(Fault {
                 kind,
                 target,
-                after: Duration::from_millis(self.random.random_range(0..SPREAD_MS)),
-                hold: Duration::from_millis(self.random.random_range(500..9_000)),
+                after,
+                hold,
             });
         }
+        faults
+    }
+
+    fn draw(&mut self) -> Kind {
+        if self.deck.is_empty() {
+            self.deck = Kind::ALL.to_vec();
+            self.deck.shuffle(&mut self.random);
+        }
+        self.deck.pop().expect("it has just been filled")
+    }
+}
+
+impl Iterator for Schedule {
+    type Item = Round;
+
+    fn next(&mut self) -> Option<Round> {
+        self.rounds += 1;
+        let faults = if self.rounds.is_multiple_of(LONE_KILL_EVERY) {
+            vec![self.lone_kill()]
+        } else {
+            self.together()
+        };
         let calm = Duration::from_millis(self.random.random_range(CALM_MS));
         Some(Round { faults, calm })
     }
@@ -208,7 +239,7 @@ mod tests {
     #[test]
     fn every_kind_comes_soon_and_no_target_is_hit_twice_at_once() {
         for seed in 0..20 {
-            let rounds: Vec<_> = Schedule::new(seed, 3).take(40).collect();
+            let rounds: Vec<_> = Schedule::new(seed, 3).take(60).collect();
             let kinds: HashSet<_> = rounds
                 .iter()
                 .flat_map(|round| round.faults.iter().map(|fault| fault.kind))
