@@ -47,7 +47,9 @@ mod jetstream_faults;
 mod tls;
 mod secrets;
 // What `make chaos` is judged by is tested here, since that target is no test harness.
+#[expect(dead_code, reason = "what only the run itself needs")]
 #[path = "../chaos/judge.rs"]
 mod chaos_judge;
+#[expect(dead_code, reason = "what only the run itself needs")]
 #[path = "../chaos/schedule.rs"]
 mod chaos_schedule;
