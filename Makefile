@@ -45,7 +45,9 @@ endif
 bench: services ## the relay's throughput and latency (BENCH_ARGS)
 	@$(with_services) cargo bench --bench relay $(CARGO_FLAGS) -- $(BENCH_ARGS)
 
-chaos: services ## relays, servers and network fail for 15 minutes while it is judged what arrives (CHAOS_ARGS)
+# Standard output is the report alone.
+chaos: ## relays, servers and network fail for 15 minutes while it is judged what arrives (CHAOS_ARGS)
+	@scripts/services up --dir $(SERVICES) $(SERVICES_FLAGS) >&2
 	@$(with_services) cargo test --quiet --test chaos $(CARGO_FLAGS) -- run $(CHAOS_ARGS)
 
 lint: lint-fmt lint-clippy lint-doc lint-shell lint-alerts ## what CI checks beside the tests
