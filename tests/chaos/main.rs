@@ -41,6 +41,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use futures_util::future::join_all;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
 use book::{Book, Takeover};
@@ -85,9 +86,12 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse_from(arguments);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let sound = runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).unwrap();
+        // However it ends, what is dropped ends the relays and sets the servers back to normal.
         tokio::select! {
             sound = perform(arguments) => sound,
             _ = tokio::signal::ctrl_c() => false,
+            _ = terminate.recv() => false,
         }
     });
     if sound {
