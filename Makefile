@@ -10,7 +10,7 @@ with_services := set -a; . $(SERVICES)/env; set +a;
 CARGO_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-intake test test-kafka bench lint lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts fmt services stop clean
+.PHONY: help demo demo-intake test test-kafka bench chaos lint lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts fmt services stop clean
 # Cargo uses all cores and locks its directory; two at once only wait for each other.
 .NOTPARALLEL:
 # Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
@@ -23,7 +23,7 @@ help: ## this list
 SINK ?= rabbitmq
 
 # PgBouncer is for tests only; NATS is needed where events go there.
-demo demo-intake bench: SERVICES_FLAGS = --no-pooler$(if $(filter jetstream,$(SINK)),, --no-nats)$(if $(filter kafka,$(SINK)), --kafka)
+demo demo-intake bench chaos: SERVICES_FLAGS = --no-pooler$(if $(filter jetstream,$(SINK)),, --no-nats)$(if $(filter kafka,$(SINK)), --kafka)
 bench: SINK = jetstream
 
 demo: services ## see events go from PostgreSQL to RabbitMQ, or with SINK=jetstream or SINK=kafka (DEMO_ARGS)
@@ -58,6 +58,11 @@ test-kafka: services ## the tests of the Kafka sink against a real broker (TEST_
 
 bench: services ## the relay's throughput and latency (BENCH_ARGS)
 	@$(with_services) cargo bench --bench relay $(CARGO_FLAGS) -- $(BENCH_ARGS)
+
+# Standard output is the report alone.
+chaos: ## relays, servers and network fail for 15 minutes while it is judged what arrives (CHAOS_ARGS)
+	@scripts/services up --dir $(SERVICES) $(SERVICES_FLAGS) >&2
+	@$(with_services) cargo test --quiet --test chaos $(CARGO_FLAGS) -- run $(CHAOS_ARGS)
 
 lint: lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts ## what CI checks beside the tests
 

@@ -54,3 +54,10 @@ mod intake_edge;
 mod intake_replay;
 mod intake_start;
 mod intake_vectors;
+// What `make chaos` is judged by is tested here, since that target is no test harness.
+#[expect(dead_code, reason = "what only the run itself needs")]
+#[path = "../chaos/judge.rs"]
+mod chaos_judge;
+#[expect(dead_code, reason = "what only the run itself needs")]
+#[path = "../chaos/schedule.rs"]
+mod chaos_schedule;

@@ -64,6 +64,31 @@ pub struct Arrival {
 }
 
 impl Arrival {
+    /// As one of the relay's messages, whose id is the outbox id.
+    pub fn of(delivery: lapin::message::Delivery) -> Self {
+        let properties = delivery.properties;
+        let mut arrival = Self {
+            id: properties
+                .message_id()
+                .as_ref()
+                .unwrap()
+                .as_str()
+                .parse()
+                .unwrap(),
+            aggregate: Default::default(),
+            body: delivery.data,
+            exchange: delivery.exchange.as_str().to_owned(),
+            routing_key: delivery.routing_key.as_str().to_owned(),
+            properties,
+            at: Instant::now(),
+        };
+        arrival.aggregate = (
+            arrival.text_header("aggregate_type"),
+            arrival.text_header("aggregate_id"),
+        );
+        arrival
+    }
+
     pub fn header(&self, name: &str) -> Option<AMQPValue> {
         self.properties
             .headers()
@@ -389,7 +414,7 @@ impl World {
         let next = self.consumer().await.next();
         let delivery = tokio::time::timeout(within, next).await.ok()??.unwrap();
         delivery.ack(BasicAckOptions::default()).await.unwrap();
-        Some(arrival(delivery))
+        Some(Arrival::of(delivery))
     }
 
     /// The message id of the next message, whatever kind of id it is.
@@ -478,30 +503,6 @@ async fn connect_amqp(url: &str) -> Connection {
     Connection::connect(url, ConnectionProperties::default())
         .await
         .unwrap()
-}
-
-fn arrival(delivery: lapin::message::Delivery) -> Arrival {
-    let properties = delivery.properties;
-    let mut arrival = Arrival {
-        id: properties
-            .message_id()
-            .as_ref()
-            .unwrap()
-            .as_str()
-            .parse()
-            .unwrap(),
-        aggregate: Default::default(),
-        body: delivery.data,
-        exchange: delivery.exchange.as_str().to_owned(),
-        routing_key: delivery.routing_key.as_str().to_owned(),
-        properties,
-        at: Instant::now(),
-    };
-    arrival.aggregate = (
-        arrival.text_header("aggregate_type"),
-        arrival.text_header("aggregate_id"),
-    );
-    arrival
 }
 
 pub async fn insert(db: &Client, aggregate: (&str, &str), event_type: &str, payload: &str) -> i64 {
