@@ -241,6 +241,10 @@ impl Call {
         });
         match task.await {
             Ok((read, Ok(Ok(taken)))) => answered(&read, &taken),
+            // The server's own limit of a statement is the same deadline, and may be the first to say so.
+            Ok((_, Ok(Err(TakeError::Nothing(error))))) if error.is_timeout() => {
+                self.overdue(&source, &id, answer::TRY_AGAIN)
+            }
             Ok((_, Ok(Err(error)))) => {
                 reports.reports.failed(&source, &id, &error.to_string());
                 let reason = match error {
