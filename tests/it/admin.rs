@@ -537,6 +537,9 @@ async fn a_wrong_request_is_refused_and_says_why() {
     world.clean().await;
 }
 
+/// Longer than a relay watches its peers after a wake-up.
+const LOOKS_AFTER_WAKE: Duration = Duration::from_secs(4);
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_has_the_key_wakes_all_relays_and_nobody_else_does() {
     let mut world = World::new().await;
@@ -553,9 +556,10 @@ async fn whoever_has_the_key_wakes_all_relays_and_nobody_else_does() {
     // once they stay where they are.
     world.fill("order", 20, 1).await;
     while !world.rest(Duration::from_secs(1)).await.is_empty() {
-        // Perhaps one of them alone has looked.
+        // Perhaps one of them alone has looked. After a wake-up they look again for a while.
         request(&address, "POST", "/wake", &[&right], "").await;
         world.until_published(SOON).await;
+        tokio::time::sleep(LOOKS_AFTER_WAKE).await;
         world.fill("order", 20, 1).await;
     }
     let of_the_other = format!("Authorization: Bearer {}", TOKEN.1);
