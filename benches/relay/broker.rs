@@ -11,9 +11,6 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProper
 use crate::options::Options;
 use crate::world::{AGGREGATE_TYPE, EVENT_TYPE, ROWS_PER_AGGREGATE, World, body, variable};
 
-/// Unconfirmed messages of the bare client: where a queue's throughput stops growing.
-const WINDOW: usize = 500;
-
 /// Kinds of durable queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
@@ -39,16 +36,18 @@ pub(crate) async fn connect() -> Connection {
     connected.await.expect("the broker answers")
 }
 
-/// Messages a second of a bare client on one connection, the same as the relay's, every confirm awaited.
+/// Messages a second of a bare client on one connection, the same as the relay's and as many unconfirmed, every confirm
+/// awaited.
 pub(crate) async fn ceiling(world: &World, queue: Queue, rows: u32, options: &Options) -> f64 {
     world.fresh_queue(queue).await;
     let publisher = RawPublisher::new(world).await;
     let body = body(options.payload_bytes);
     let aggregates = rows / ROWS_PER_AGGREGATE;
-    let mut window = VecDeque::with_capacity(WINDOW);
+    let unconfirmed = options.unconfirmed();
+    let mut window = VecDeque::with_capacity(unconfirmed);
     let began = Instant::now();
     for id in 1..=rows {
-        if window.len() == WINDOW {
+        if window.len() == unconfirmed {
             confirmed(window.pop_front()).await;
         }
         window.push_back(publisher.publish(id, aggregates, body.as_bytes()).await);

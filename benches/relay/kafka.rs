@@ -14,8 +14,6 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use crate::options::Options;
 use crate::world::{AGGREGATE_TYPE, EVENT_TYPE, ROWS_PER_AGGREGATE, World, body, variable};
 
-/// Records without a report, of the bare client: as with a queue.
-const WINDOW: usize = 500;
 /// Of the topic.
 const PARTITIONS: i32 = 6;
 /// Nothing more comes after so long.
@@ -106,14 +104,15 @@ pub(crate) async fn ceiling(prefix: &str, rows: u32, options: &Options) -> f64 {
     let topic = Topic::fresh(prefix).await;
     let name = topic.name.clone();
     let body = body(options.payload_bytes);
-    let took = tokio::task::spawn_blocking(move || produce(&name, &body, rows)).await;
+    let unconfirmed = options.unconfirmed();
+    let took = tokio::task::spawn_blocking(move || produce(&name, &body, rows, unconfirmed)).await;
     let took = took.expect("it was produced");
     let kept = topic.remove(rows).await;
     assert_eq!(kept, u64::from(rows), "the topic has all of them");
     f64::from(rows) / took.as_secs_f64()
 }
 
-fn produce(topic: &str, body: &str, rows: u32) -> Duration {
+fn produce(topic: &str, body: &str, rows: u32, unconfirmed: usize) -> Duration {
     let (reports, reported) = channel();
     let producer: ThreadedProducer<Reports> = client()
         .set("acks", "all")
@@ -126,7 +125,7 @@ fn produce(topic: &str, body: &str, rows: u32) -> Duration {
     let began = Instant::now();
     let mut unreported = 0;
     for id in 1..=rows {
-        if unreported == WINDOW {
+        if unreported == unconfirmed {
             await_report(&reported);
             unreported -= 1;
         }

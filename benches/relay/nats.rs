@@ -9,8 +9,6 @@ use serde_json::{Value, json};
 use crate::options::Options;
 use crate::world::{AGGREGATE_TYPE, EVENT_TYPE, ROWS_PER_AGGREGATE, World, body, variable};
 
-/// Messages without an acknowledgement, of the bare client: as with a queue.
-const WINDOW: usize = 500;
 /// For each question to the API.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -73,7 +71,7 @@ pub(crate) async fn ceiling(world: &World, rows: u32, options: &Options) -> f64 
     let began = Instant::now();
     let mut unacknowledged = 0;
     for id in 1..=rows {
-        if unacknowledged == WINDOW {
+        if unacknowledged == options.unconfirmed() {
             acknowledged(&mut replies).await;
             unacknowledged -= 1;
         }

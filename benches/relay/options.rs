@@ -76,9 +76,14 @@ impl Options {
         if self.quick { quick } else { full }
     }
 
+    /// Messages without a confirm, of a relay with these settings and of the bare clients beside it, at most.
+    pub(crate) fn unconfirmed(&self) -> usize {
+        self.partitions * self.window
+    }
+
     /// What a relay with these settings has in hand, at most.
     pub(crate) fn most_in_hand(&self) -> usize {
-        self.partitions * self.window * 2
+        self.unconfirmed() * 2
     }
 }
 

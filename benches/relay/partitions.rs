@@ -9,7 +9,7 @@ use crate::process::BINARY;
 use crate::report::{Report, Target};
 use crate::world::World;
 
-const PARTITIONS: [usize; 4] = [1, 2, 4, 8];
+const PARTITIONS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Of the rounds of other parts: here it is enough to see a trend.
 const MOST_ROUNDS: u32 = 2;
 /// A drain has so much less than elsewhere, for the same reason.

@@ -4,7 +4,7 @@
 //! - The same seed gives the same rounds, however long the run and whatever the relays do.
 //! - Every kind of fault comes once before any comes again: a short run sees many kinds.
 //! - Within a round each target is hit once, so that no fault undoes or hides another.
-//! - Every third round is one relay killed while all else is well: how long a takeover takes is measured by these.
+//! - Every fifth round is one relay killed while all else is well: how long a takeover takes is measured by these.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
-/// Faults of one round, at most.
-const MOST_AT_ONCE: usize = 3;
+/// Faults of one round. There are as many targets as the most, with three relays.
+const AT_ONCE: std::ops::RangeInclusive<usize> = 2..=5;
 /// A fault begins within this of its round's beginning.
 const SPREAD_MS: u64 = 2_000;
 /// Of so many rounds one is a lone kill, so long after the faults before it that they are over.
-const LONE_KILL_EVERY: usize = 3;
+const LONE_KILL_EVERY: usize = 5;
 const LONE_KILL_AFTER: Duration = Duration::from_secs(4);
 /// Shorter and longer than the lease.
-const HOLD_MS: std::ops::Range<u64> = 500..9_000;
+const HOLD_MS: std::ops::Range<u64> = 500..7_000;
 /// Without faults after each round.
-const CALM_MS: std::ops::Range<u64> = 1_000..10_000;
+const CALM_MS: std::ops::Range<u64> = 500..3_000;
 
 /// One way to go wrong.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -176,17 +176,21 @@ impl Schedule {
     }
 
     fn together(&mut self) -> Vec<Fault> {
-        let count = self.random.random_range(1..=MOST_AT_ONCE);
+        let count = self.random.random_range(AT_ONCE);
         let mut faults: Vec<Fault> = Vec::new();
-        for _ in 0..count {
+        // A kind whose target is taken keeps its turn for the next round.
+        let mut later = Vec::new();
+        while faults.len() < count && later.len() < *AT_ONCE.end() {
             let kind = self.draw();
             let relay = self.random.random_range(0..self.relays);
-            let target = kind.target(relay);
-            if faults.iter().any(|fault| fault.target == target) {
-                // Its turn comes with the next round.
-                self.deck.push(kind);
-                break;
-            }
+            let free = |target: &Target| faults.iter().all(|fault| fault.target != *target);
+            let Some(target) = (relay..relay + self.relays)
+                .map(|relay| kind.target(relay % self.relays))
+                .find(free)
+            else {
+                later.push(kind);
+                continue;
+            };
             let after = Duration::from_millis(self.random.random_range(0..SPREAD_MS));
             let hold = self.hold();
             faults.push(Fault {
@@ -196,6 +200,7 @@ impl Schedule {
                 hold,
             });
         }
+        self.deck.append(&mut later);
         faults
     }
 
