@@ -24,8 +24,8 @@ const CROWD: usize = 4;
 /// are beyond that, the longer we wait: looks cost the database about as much as the rows that they find, and at
 /// such rates it has to serve many writers.
 const PACE: Duration = Duration::from_millis(5);
-const PACE_RATE: f64 = 1_000.0;
-const LONGEST_PACE: Duration = Duration::from_millis(25);
+const PACE_RATE: f64 = 500.0;
+const LONGEST_PACE: Duration = Duration::from_millis(40);
 /// Between looks while a peer keeps writers from ringing.
 const PEER_PACE: Duration = Duration::from_millis(25);
 /// Between looks whether writers have ended: first and longest.
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn the_more_events_there_are_the_longer_it_waits_between_looks() {
-        for (rows, pace) in [(5, PACE), (10, 2 * PACE), (500, LONGEST_PACE)] {
+        for (rows, pace) in [(5, 2 * PACE), (10, 4 * PACE), (500, LONGEST_PACE)] {
             let mut now = Instant::now();
             let mut doorbell = asleep(now);
             for _ in 0..40 {
