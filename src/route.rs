@@ -1,13 +1,17 @@
-//! Routes: which destination an event goes to, and what happens to it when it is given up. One
-//! mechanism for all sinks; what a destination is (exchange, stream, topic) is the sink's matter.
+//! Routes: which destinations an event goes to, and what happens to it when it is given up. One
+//! mechanism for all sinks; what a destination is (exchange, stream, topic) is the sink's matter. Where
+//! events have several places, by one sink or more, the name of a destination has its sink's before it.
 //!
 //! Pure: no I/O. The answer is a function of configuration and row, so that a repeat goes the same way.
 
 use std::sync::Arc;
 
-use crate::config::{ConfigError, OnDead, RouteConfig};
+use self::template::{Pattern, Piece, Template};
+use crate::config::{AlsoConfig, ConfigError, OnDead, RouteConfig, SinkSetting, SinksInUse};
 use crate::event::{ClaimToken, OutboxEvent};
 use crate::sink::Delivery;
+
+pub(crate) mod template;
 
 /// Where a delivery goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +22,61 @@ pub struct Address {
     /// Where within it, for RabbitMQ the routing key, for JetStream the subject, for Kafka the
     /// record's key; none: the sink's own rule. There are many, so none of them has a breaker.
     pub key: Option<Arc<str>>,
+    /// By which sink; none: there is one alone. The destination's name begins with it then.
+    pub sink: Option<Arc<str>>,
+    /// Which of the places of its route this is.
+    pub place: usize,
+}
+
+impl Address {
+    /// The destination's name as its sink knows it.
+    pub fn name(&self) -> &str {
+        let own = |sink: &Arc<str>| {
+            let rest = self.destination.strip_prefix(&**sink)?;
+            rest.strip_prefix(':')
+        };
+        let known = self.sink.as_ref().and_then(own);
+        known.unwrap_or(&self.destination)
+    }
+}
+
+/// One place that the events of a route go to.
+#[derive(Debug)]
+struct Place {
+    setting: SinkSetting,
+    /// Its name, where there are several.
+    sink: Option<Arc<str>>,
+    destination: Template,
+    key: Option<Template>,
+}
+
+impl Place {
+    fn address(&self, number: usize, event: &OutboxEvent) -> Address {
+        Address {
+            destination: self.destination.fill(event),
+            key: self.key.as_ref().map(|key| key.fill(event)),
+            sink: self.sink.clone(),
+            place: number,
+        }
+    }
+
+    /// Two copies of one event in one JetStream stream are one: it drops the second as a repeat.
+    fn collides(&self, other: &Self) -> Option<&'static str> {
+        if self.setting != other.setting {
+            return None;
+        }
+        match (&self.destination, &other.destination) {
+            (one, other_one) if one == other_one && self.key == other.key => {
+                Some("is a place that the route has already")
+            }
+            (Template::Fixed(one), Template::Fixed(other)) if one != other => None,
+            _ if self.setting == SinkSetting::Jetstream => Some(
+                "may be a stream that the route has already, and that would drop the second copy of an event \
+                 as a repeat: give each its own, without {…} in the name",
+            ),
+            _ => None,
+        }
+    }
 }
 
 /// What one route says.
@@ -25,24 +84,22 @@ pub struct Address {
 pub struct Route {
     aggregate_type: Pattern,
     event_type: Pattern,
-    destination: Template,
-    key: Option<Template>,
+    /// Where its events go: never empty.
+    places: Vec<Place>,
     on_dead: OnDead,
     publish_to: Option<Template>,
 }
 
 impl Route {
-    fn address(&self, event: &OutboxEvent) -> Address {
-        Address {
-            destination: self.destination.fill(event),
-            key: self.key.as_ref().map(|key| key.fill(event)),
-        }
-    }
-
-    /// What of the event its key is filled in with, by name: to see whether the transport can carry
+    /// What of the event the key of this place is filled in with, by name: to see whether the transport can carry
     /// it, which the filled-in key tells no more.
-    pub fn filled_into_key<'a>(&self, event: &'a OutboxEvent) -> Vec<(&'static str, &'a str)> {
-        let Some(Template::Filled(pieces)) = &self.key else {
+    pub fn filled_into_key<'a>(
+        &self,
+        address: &Address,
+        event: &'a OutboxEvent,
+    ) -> Vec<(&'static str, &'a str)> {
+        let place = self.places.get(address.place);
+        let Some(Template::Filled(pieces)) = place.and_then(|place| place.key.as_ref()) else {
             return Vec::new();
         };
         let named = |piece: &Piece| {
@@ -68,6 +125,97 @@ impl Route {
         Some(Address {
             destination,
             key: None,
+            sink: self.places[0].sink.clone(),
+            place: 0,
+        })
+    }
+}
+
+/// Where events go whose route does not say where by its sink.
+#[derive(Clone, Copy, Debug)]
+pub enum Unless<'a> {
+    /// To this destination.
+    Named(&'a str),
+    /// To one for each aggregate type, named by this, a dot and the type.
+    ByAggregateType(&'a str),
+}
+
+impl Unless<'_> {
+    fn template(self) -> Template {
+        match self {
+            Self::Named(name) => Template::Fixed(name.into()),
+            Self::ByAggregateType(prefix) => Template::Filled(vec![
+                Piece::Text(format!("{prefix}.")),
+                Piece::AggregateType,
+            ]),
+        }
+    }
+}
+
+/// Routes as they are configured, made into those that events take.
+struct Parse<F> {
+    default: SinkSetting,
+    unless: F,
+    /// Destinations have their sink's name before their own.
+    several: bool,
+}
+
+impl<'a, F> Parse<F>
+where
+    F: Fn(SinkSetting) -> Result<Unless<'a>, ConfigError>,
+{
+    fn route(&self, at: &str, route: &RouteConfig) -> Result<Route, ConfigError> {
+        let places = self.places(at, route)?;
+        let publish_to = match &route.publish_to {
+            Some(text) => {
+                let template = Template::parse(&format!("{at}.publish_to"), text)?;
+                Some(template.of_sink(places[0].sink.as_deref()))
+            }
+            None => None,
+        };
+        Ok(Route {
+            aggregate_type: Pattern::new(&route.aggregate_type),
+            event_type: Pattern::new(&route.event_type),
+            places,
+            on_dead: route.on_dead,
+            publish_to,
+        })
+    }
+
+    fn places(&self, at: &str, route: &RouteConfig) -> Result<Vec<Place>, ConfigError> {
+        let own = AlsoConfig {
+            sink: route.sink,
+            destination: route.destination.clone(),
+            routing_key: route.routing_key.clone(),
+        };
+        let mut places = vec![self.place(at, &own)?];
+        for (number, also) in route.also.iter().enumerate() {
+            let at = format!("{at}.also[{number}]");
+            let place = self.place(&at, also)?;
+            if let Some(wrong) = places.iter().find_map(|known| place.collides(known)) {
+                return Err(ConfigError::key(at, wrong));
+            }
+            places.push(place);
+        }
+        Ok(places)
+    }
+
+    fn place(&self, at: &str, place: &AlsoConfig) -> Result<Place, ConfigError> {
+        let setting = place.sink.unwrap_or(self.default);
+        let sink: Option<Arc<str>> = self.several.then(|| setting.name().into());
+        let destination = match &place.destination {
+            Some(text) => Template::parse(&format!("{at}.destination"), text)?,
+            None => (self.unless)(setting)?.template(),
+        };
+        let key = match &place.routing_key {
+            Some(text) => Some(Template::parse(&format!("{at}.routing_key"), text)?),
+            None => None,
+        };
+        Ok(Place {
+            setting,
+            destination: destination.of_sink(sink.as_deref()),
+            sink,
+            key,
         })
     }
 }
@@ -85,51 +233,34 @@ impl Router {
     /// # Errors
     /// Names the route's key that is wrong.
     pub fn new(routes: &[RouteConfig], destination: &str) -> Result<Self, ConfigError> {
-        Self::with_default(routes, || Template::Fixed(destination.into()))
-    }
-
-    /// The configured routes; what they leave open goes to a destination for each aggregate type, named
-    /// by this and the type.
-    ///
-    /// # Errors
-    /// Names the route's key that is wrong.
-    pub fn by_aggregate_type(routes: &[RouteConfig], before: &str) -> Result<Self, ConfigError> {
-        Self::with_default(routes, || {
-            Template::Filled(vec![Piece::Text(before.to_owned()), Piece::AggregateType])
+        Self::of(routes, SinkSetting::default(), |_| {
+            Ok(Unless::Named(destination))
         })
     }
 
-    fn with_default(
+    /// The configured routes; `default` is the sink where they name none, and `unless` says where events
+    /// go by a sink.
+    ///
+    /// # Errors
+    /// Names the route's key that is wrong.
+    pub fn of<'a>(
         routes: &[RouteConfig],
-        default: impl Fn() -> Template,
+        default: SinkSetting,
+        unless: impl Fn(SinkSetting) -> Result<Unless<'a>, ConfigError>,
     ) -> Result<Self, ConfigError> {
+        let parse = Parse {
+            default,
+            unless,
+            several: SinksInUse::of(routes, default).several,
+        };
         let mut built = Vec::with_capacity(routes.len() + 1);
         for (number, route) in routes.iter().enumerate() {
-            let template = |option: &str, text: &Option<String>| {
-                text.as_deref()
-                    .map(|text| Template::parse(&format!("routes[{number}].{option}"), text))
-                    .transpose()
-            };
-            built.push(Arc::new(Route {
-                aggregate_type: Pattern::new(&route.aggregate_type),
-                event_type: Pattern::new(&route.event_type),
-                destination: template("destination", &route.destination)?.unwrap_or_else(&default),
-                key: template("routing_key", &route.routing_key)?,
-                on_dead: route.on_dead,
-                publish_to: template("publish_to", &route.publish_to)?,
-            }));
+            built.push(Arc::new(parse.route(&format!("routes[{number}]"), route)?));
         }
-        built.push(Arc::new(Route {
-            aggregate_type: Pattern::new("*"),
-            event_type: Pattern::new("*"),
-            destination: default(),
-            key: None,
-            on_dead: OnDead::Hold,
-            publish_to: None,
-        }));
-        // What stands behind a route for everything is never asked.
-        if let Some(last) = built.iter().position(|route| route.matches_all()) {
-            built.truncate(last + 1);
+        match built.iter().position(|route| route.matches_all()) {
+            // What stands behind a route for everything is never asked.
+            Some(last) => built.truncate(last + 1),
+            None => built.push(Arc::new(parse.route("relay", &RouteConfig::default())?)),
         }
         Ok(Self { routes: built })
     }
@@ -144,8 +275,13 @@ impl Router {
                     && route.event_type.matches(&event.event_type)
             })
             .expect("the last route matches everything");
+        let mut places = route.places.iter().enumerate();
+        let (own, first) = places.next().expect("a route has a place");
         Delivery {
-            address: route.address(&event),
+            address: first.address(own, &event),
+            also: places
+                .map(|(number, place)| place.address(number, &event))
+                .collect(),
             route: route.clone(),
             event: Arc::new(event),
             token: token.clone(),
@@ -163,7 +299,7 @@ impl Router {
             names
         };
         (
-            distinct(&mut self.routes.iter().map(|route| &route.destination)),
+            distinct(&mut self.places().map(|place| &place.destination)),
             distinct(
                 &mut self
                     .routes
@@ -175,14 +311,18 @@ impl Router {
 
     /// Do all events go to the destinations known beforehand?
     pub fn is_fixed(&self) -> bool {
-        self.routes
-            .iter()
-            .all(|route| matches!(route.destination, Template::Fixed(_)))
+        self.places()
+            .all(|place| matches!(place.destination, Template::Fixed(_)))
     }
 
-    /// Has any route a key of its own?
-    pub fn has_keys(&self) -> bool {
-        self.routes.iter().any(|route| route.key.is_some())
+    /// Has any route a key of its own by this sink?
+    pub fn has_keys(&self, sink: SinkSetting) -> bool {
+        self.places()
+            .any(|place| place.setting == sink && place.key.is_some())
+    }
+
+    fn places(&self) -> impl Iterator<Item = &Place> {
+        self.routes.iter().flat_map(|route| &route.places)
     }
 
     /// Do all events go to one destination?
@@ -193,252 +333,9 @@ impl Router {
 
 impl Route {
     fn matches_all(&self) -> bool {
-        self.aggregate_type.0 == [""; 2] && self.event_type.0 == [""; 2]
-    }
-}
-
-/// A text with `*` for any run of characters: the pieces between the stars.
-#[derive(Debug)]
-pub(crate) struct Pattern(Vec<String>);
-
-impl Pattern {
-    pub(crate) fn new(text: &str) -> Self {
-        let mut pieces: Vec<String> = text.split('*').map(str::to_owned).collect();
-        // `**` says no more than `*`.
-        let last = pieces.len() - 1;
-        let mut number = 0;
-        pieces.retain(|piece| {
-            number += 1;
-            number == 1 || number == last + 1 || !piece.is_empty()
-        });
-        Self(pieces)
-    }
-
-    pub(crate) fn matches(&self, text: &str) -> bool {
-        let [first, middle @ .., last] = self.0.as_slice() else {
-            return self.0.first().is_some_and(|whole| whole == text);
-        };
-        let Some(mut rest) = text.strip_prefix(first.as_str()) else {
-            return false;
-        };
-        for piece in middle {
-            // The earliest place leaves the most for what follows.
-            let Some(at) = rest.find(piece.as_str()) else {
-                return false;
-            };
-            rest = &rest[at + piece.len()..];
-        }
-        rest.ends_with(last.as_str())
-    }
-}
-
-/// A name, or one to be filled in from the event.
-#[derive(Debug)]
-enum Template {
-    Fixed(Arc<str>),
-    Filled(Vec<Piece>),
-}
-
-#[derive(Debug)]
-enum Piece {
-    Text(String),
-    AggregateType,
-    AggregateId,
-    EventType,
-}
-
-impl Piece {
-    /// What it is filled in with; none: it is a text of its own.
-    fn of<'a>(&self, event: &'a OutboxEvent) -> Option<&'a str> {
-        match self {
-            Self::Text(_) => None,
-            Self::AggregateType => Some(&event.key.aggregate_type),
-            Self::AggregateId => Some(&event.key.aggregate_id),
-            Self::EventType => Some(&event.event_type),
-        }
-    }
-}
-
-impl Template {
-    fn parse(key: &str, text: &str) -> Result<Self, ConfigError> {
-        let wrong = |reason: String| ConfigError::Key {
-            key: key.to_owned(),
-            reason,
-        };
-        if text.is_empty() {
-            return Err(wrong("must not be empty".into()));
-        }
-        let mut pieces = Vec::new();
-        let mut rest = text;
-        while let Some(start) = rest.find('{') {
-            if start > 0 {
-                pieces.push(Piece::Text(rest[..start].to_owned()));
-            }
-            let after = &rest[start + 1..];
-            let end = after
-                .find('}')
-                .ok_or_else(|| wrong(format!("`{text}` has a `{{` without its `}}`")))?;
-            pieces.push(match &after[..end] {
-                "aggregate_type" => Piece::AggregateType,
-                "aggregate_id" => Piece::AggregateId,
-                "event_type" => Piece::EventType,
-                other => {
-                    return Err(wrong(format!(
-                        "`{{{other}}}` is not known: {{aggregate_type}}, {{aggregate_id}} and \
-                         {{event_type}} are filled in"
-                    )));
-                }
-            });
-            rest = &after[end + 1..];
-        }
-        if pieces.is_empty() {
-            return Ok(Self::Fixed(text.into()));
-        }
-        if !rest.is_empty() {
-            pieces.push(Piece::Text(rest.to_owned()));
-        }
-        Ok(Self::Filled(pieces))
-    }
-
-    fn fixed(&self) -> Option<Arc<str>> {
-        match self {
-            Self::Fixed(name) => Some(name.clone()),
-            Self::Filled(_) => None,
-        }
-    }
-
-    fn fill(&self, event: &OutboxEvent) -> Arc<str> {
-        match self {
-            Self::Fixed(name) => name.clone(),
-            Self::Filled(pieces) => pieces
-                .iter()
-                .map(|piece| match piece {
-                    Piece::Text(text) => text.as_str(),
-                    filled => filled.of(event).unwrap_or_default(),
-                })
-                .collect::<String>()
-                .into(),
-        }
+        self.aggregate_type.is_any() && self.event_type.is_any()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    fn event(aggregate_type: &str, event_type: &str) -> OutboxEvent {
-        OutboxEvent::sample(1, (aggregate_type, "7"), event_type)
-    }
-
-    fn token() -> Arc<ClaimToken> {
-        let token = ClaimToken::new(1, "t".into());
-        token.renewed(ClaimToken::now(), Duration::from_secs(60));
-        Arc::new(token)
-    }
-
-    fn route(aggregate_type: &str, event_type: &str, destination: &str) -> RouteConfig {
-        RouteConfig {
-            aggregate_type: aggregate_type.into(),
-            event_type: event_type.into(),
-            destination: Some(destination.into()),
-            ..RouteConfig::default()
-        }
-    }
-
-    fn goes_to(router: &Router, aggregate_type: &str, event_type: &str) -> String {
-        let delivery = router.deliver(event(aggregate_type, event_type), &token());
-        delivery.address.destination.to_string()
-    }
-
-    #[test]
-    fn the_first_route_that_matches_decides_and_the_rest_takes_the_default() {
-        let routes = [
-            route("order", "Cancelled", "cancellations"),
-            route("order", "*", "orders"),
-            route("in*e", "*Paid*", "billing"),
-        ];
-        let router = Router::new(&routes, "events").unwrap();
-        assert_eq!(goes_to(&router, "order", "Cancelled"), "cancellations");
-        assert_eq!(goes_to(&router, "order", "Placed"), "orders");
-        assert_eq!(goes_to(&router, "invoice", "WasPaidLate"), "billing");
-        assert_eq!(goes_to(&router, "invoice", "Sent"), "events");
-        assert_eq!(goes_to(&router, "orders", "Cancelled"), "events");
-        assert!(!router.is_sole());
-        assert_eq!(
-            router
-                .destinations()
-                .0
-                .iter()
-                .map(AsRef::as_ref)
-                .collect::<Vec<&str>>(),
-            ["billing", "cancellations", "events", "orders"]
-        );
-    }
-
-    #[test]
-    fn stars_stand_for_any_run_of_characters_and_nothing_else_does() {
-        for (pattern, text, matches) in [
-            ("*", "", true),
-            ("*", "anything", true),
-            ("", "", true),
-            ("", "a", false),
-            ("a", "a", true),
-            ("a.c", "abc", false),
-            ("a*", "a", true),
-            ("*a", "ba", true),
-            ("a*a", "a", false),
-            ("a*a", "aa", true),
-            ("a*b*c", "axxbxxc", true),
-            ("a*b*c", "acb", false),
-            ("a**c", "ac", true),
-            ("*ab*", "aab", true),
-            ("ü*", "üx", true),
-        ] {
-            assert_eq!(
-                Pattern::new(pattern).matches(text),
-                matches,
-                "{pattern} {text}"
-            );
-        }
-    }
-
-    #[test]
-    fn names_are_filled_in_from_the_event() {
-        let routes = [RouteConfig {
-            destination: Some("{aggregate_type}-events".into()),
-            routing_key: Some("v1.{event_type}.{aggregate_id}".into()),
-            publish_to: Some("dead-{aggregate_type}".into()),
-            on_dead: OnDead::Skip,
-            ..RouteConfig::default()
-        }];
-        let router = Router::new(&routes, "events").unwrap();
-        let delivery = router.deliver(event("order", "Placed"), &token());
-        assert_eq!(&*delivery.address.destination, "order-events");
-        assert_eq!(delivery.address.key.as_deref(), Some("v1.Placed.7"));
-        let filled = delivery.route.filled_into_key(&delivery.event);
-        assert_eq!(filled, [("event_type", "Placed"), ("aggregate_id", "7")]);
-        let letter = delivery.route.letter_address(&delivery.event).unwrap();
-        assert_eq!(&*letter.destination, "dead-order");
-        assert!(!delivery.route.holds());
-        assert!(!router.is_fixed());
-    }
-
-    #[test]
-    fn a_route_for_everything_replaces_the_default() {
-        let router = Router::new(&[route("*", "*", "orders")], "events").unwrap();
-        assert!(router.is_sole());
-        assert_eq!(router.destinations().0, ["orders".into()]);
-        assert!(Router::new(&[], "{odd} but literal").unwrap().is_sole());
-    }
-
-    #[test]
-    fn a_template_that_is_wrong_names_its_key() {
-        for (text, said) in [("{tenant}", "{tenant}"), ("a{b", "without"), ("", "empty")] {
-            let error = Router::new(&[route("*", "*", text)], "events").unwrap_err();
-            let error = error.to_string();
-            assert!(error.starts_with("routes[0].destination: "), "{error}");
-            assert!(error.contains(said), "{error}");
-        }
-    }
-}
+mod tests;

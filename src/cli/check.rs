@@ -1,13 +1,14 @@
 //! `bellwire check`: the guard, on demand. A line for each thing a relay needs, and what to do.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 
-use super::{FAILED, Failure, TO_NOWHERE, open_sink, open_store, print_json};
+use super::{FAILED, Failure, open_sink, open_store, print_json, to_nowhere};
 use crate::alert::Alerter;
-use crate::config::{AlertsConfig, Config, SinkSetting, WakeSetting};
+use crate::config::{AlertsConfig, Config, SinkInUse, SinkSetting, WakeSetting};
 use crate::intake::Intake;
 use crate::relay::listener::POOLED;
 use crate::store::{Pooling, Store, StoreError};
@@ -82,30 +83,8 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         };
         line("notifications", heard);
     }
-    let probes = match config.relay.sink {
-        _ if !config.relay.enabled => None,
-        SinkSetting::Null => {
-            line("sink", Ok(TO_NOWHERE.to_owned()));
-            None
-        }
-        SinkSetting::Rabbitmq => Some(("rabbitmq", "exchange")),
-        SinkSetting::Jetstream => Some(("jetstream", "stream")),
-        SinkSetting::Kafka => Some(("kafka", "topic")),
-    };
-    if let Some((transport, kind)) = probes {
-        let sink = open_sink(config)?;
-        let probed = sink.probe().await.map_err(|error| error.message);
-        if line(transport, probed.map(|()| "connected".to_owned())) {
-            let (primary, letters) = config.router()?.destinations();
-            for name in primary.iter().chain(&letters) {
-                let probed = sink.probe_destination(name).await;
-                let found = probed
-                    .map(|found| format!("'{name}' exists ({found})"))
-                    .map_err(|error| error.message);
-                line(kind, found);
-            }
-        }
-        sink.close().await;
+    if config.relay.enabled {
+        sinks(config, &mut line).await?;
     }
     if config.intake.is_on() {
         line("intake", intake(config).await);
@@ -121,6 +100,50 @@ async fn checks(config: &Config) -> Result<Vec<Line>, Failure> {
         }
     }
     Ok(lines)
+}
+
+/// A line for each sink in use, and one for each of its destinations that is known beforehand.
+async fn sinks(
+    config: &Config,
+    line: &mut impl FnMut(&'static str, Result<String, String>) -> bool,
+) -> Result<(), Failure> {
+    let used = config.sinks_in_use();
+    let (primary, letters) = config.router()?.destinations();
+    let sink = open_sink(config)?;
+    for SinkInUse { sink: setting, .. } in &used.sinks {
+        let name = setting.name();
+        let kind = match setting {
+            SinkSetting::Null => {
+                line("sink", Ok(to_nowhere(&used)));
+                continue;
+            }
+            SinkSetting::Rabbitmq => "exchange",
+            SinkSetting::Jetstream => "stream",
+            SinkSetting::Kafka => "topic",
+        };
+        let probed = if used.several {
+            sink.probe_destination(name).await.map(drop)
+        } else {
+            sink.probe().await
+        };
+        let probed = probed.map_err(|error| error.message);
+        if !line(name, probed.map(|()| "connected".to_owned())) {
+            continue;
+        }
+        let of_sink = |destination: &&Arc<str>| {
+            let sink = destination.split_once(':').map(|(sink, _)| sink);
+            !used.several || sink == Some(name)
+        };
+        for name in primary.iter().chain(&letters).filter(of_sink) {
+            let probed = sink.probe_destination(name).await;
+            let found = probed
+                .map(|found| format!("'{name}' exists ({found})"))
+                .map_err(|error| error.message);
+            line(kind, found);
+        }
+    }
+    sink.close().await;
+    Ok(())
 }
 
 /// Are secrets, schemas and statements what an intake needs?

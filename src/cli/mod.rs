@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, SinkSetting, SinksInUse};
 use crate::intake::IntakeError;
 use crate::sink::{self, Sink};
 use crate::store::{Store, StoreError};
@@ -181,8 +181,15 @@ fn open_store(config: &Config, command: &str) -> Result<Store, StoreError> {
 }
 
 /// What a null sink means to somebody who did not mean it.
-const TO_NOWHERE: &str = "relay.sink is \"null\": events go nowhere and are marked as published. This is for benches \
-                          and trials; set it to \"rabbitmq\" to deliver them";
+fn to_nowhere(used: &SinksInUse) -> String {
+    let mut sinks = used.sinks.iter();
+    let null = sinks.find(|used| used.sink == SinkSetting::Null);
+    let key = null.map_or("relay.sink", |null| null.key.as_str());
+    format!(
+        "{key} is \"null\": events go nowhere and are marked as published. This is for benches and trials; set it \
+         to \"rabbitmq\" to deliver them"
+    )
+}
 
 fn open_sink(config: &Config) -> Result<Arc<dyn Sink>, Failure> {
     sink::open(config).map_err(|error| anyhow::anyhow!("{}", error.message).into())

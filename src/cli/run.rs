@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow};
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{EVENTS_FAILED, FAILED, Failure, TO_NOWHERE, open_sink, open_store, replica_name};
+use super::{EVENTS_FAILED, FAILED, Failure, open_sink, open_store, replica_name, to_nowhere};
 use crate::alert::{Alert, Alerter};
 use crate::config::{Config, IntakeConfig, SinkSetting};
 use crate::intake::{self, Door, Intake};
@@ -188,8 +188,9 @@ fn start_relay(
         sink = sink.name(),
         "starting"
     );
-    if config.relay.sink == SinkSetting::Null {
-        tracing::warn!("{TO_NOWHERE}");
+    let used = config.sinks_in_use();
+    if used.contains(SinkSetting::Null) {
+        tracing::warn!("{}", to_nowhere(&used));
     }
     let replica = replica.to_owned();
     Ok(Relay::start(

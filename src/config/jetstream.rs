@@ -121,8 +121,8 @@ impl JetstreamConfig {
         self.stream.as_deref().ok_or_else(|| {
             ConfigError::key(
                 "jetstream.stream",
-                "is not set, and relay.sink = \"jetstream\" needs the name of the stream that \
-                 keeps the events",
+                "is not set: events that go to JetStream need the name of the stream that keeps them, here or \
+                 as their route's destination",
             )
         })
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use subtle::ConstantTimeEq as _;
 
-use crate::route::Router;
+use crate::route::{Router, Unless};
 
 use self::environment::{Environment, url_of};
 use crate::tls::TlsError;
@@ -236,15 +236,18 @@ impl Config {
     /// # Errors
     /// Names the route's key that is wrong.
     pub fn router(&self) -> Result<Router, ConfigError> {
-        let destination = match self.relay.sink {
-            SinkSetting::Rabbitmq | SinkSetting::Null => &self.rabbitmq.exchange,
-            SinkSetting::Jetstream => self.jetstream.required_stream()?,
-            SinkSetting::Kafka => {
-                let prefix = &self.kafka.prefix;
-                return Router::by_aggregate_type(&self.routes, &format!("{prefix}."));
-            }
-        };
-        Router::new(&self.routes, destination)
+        Router::of(&self.routes, self.relay.sink, |sink| {
+            Ok(match sink {
+                SinkSetting::Rabbitmq | SinkSetting::Null => Unless::Named(&self.rabbitmq.exchange),
+                SinkSetting::Jetstream => Unless::Named(self.jetstream.required_stream()?),
+                SinkSetting::Kafka => Unless::ByAggregateType(&self.kafka.prefix),
+            })
+        })
+    }
+
+    /// The sinks that events can get to.
+    pub fn sinks_in_use(&self) -> SinksInUse {
+        SinksInUse::of(&self.routes, self.relay.sink)
     }
 
     /// Reads the secrets that the file only names the files of. One from the environment wins.
@@ -292,22 +295,24 @@ impl Config {
 
         self.alerts.validate()?;
         self.intake.validate()?;
-        let (key, timeout) = match self.relay.sink {
-            SinkSetting::Rabbitmq | SinkSetting::Null => {
-                ("rabbitmq.confirm_timeout", self.rabbitmq.confirm_timeout)
+        for used in self.sinks_in_use().sinks {
+            let (key, timeout) = match used.sink {
+                SinkSetting::Rabbitmq | SinkSetting::Null => {
+                    ("rabbitmq.confirm_timeout", self.rabbitmq.confirm_timeout)
+                }
+                SinkSetting::Jetstream => ("jetstream.ack_timeout", self.jetstream.ack_timeout),
+                SinkSetting::Kafka => ("kafka.confirm_timeout", self.kafka.confirm_timeout),
+            };
+            if timeout >= self.relay.lease {
+                return Err(ConfigError::key(
+                    key,
+                    format!(
+                        "{} must be shorter than relay.lease ({})",
+                        humantime::format_duration(timeout),
+                        humantime::format_duration(self.relay.lease)
+                    ),
+                ));
             }
-            SinkSetting::Jetstream => ("jetstream.ack_timeout", self.jetstream.ack_timeout),
-            SinkSetting::Kafka => ("kafka.confirm_timeout", self.kafka.confirm_timeout),
-        };
-        if timeout >= self.relay.lease {
-            return Err(ConfigError::key(
-                key,
-                format!(
-                    "{} must be shorter than relay.lease ({})",
-                    humantime::format_duration(timeout),
-                    humantime::format_duration(self.relay.lease)
-                ),
-            ));
         }
         Ok(())
     }

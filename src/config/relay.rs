@@ -59,6 +59,18 @@ pub enum SinkSetting {
     Null,
 }
 
+impl SinkSetting {
+    /// As it is written in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rabbitmq => "rabbitmq",
+            Self::Jetstream => "jetstream",
+            Self::Kafka => "kafka",
+            Self::Null => "null",
+        }
+    }
+}
+
 impl TryFrom<String> for SinkSetting {
     type Error = String;
 
@@ -106,7 +118,7 @@ pub struct RelayConfig {
     pub enabled: bool,
     /// Name of this replica in `outbox_replica`, `claimed_by` and logs; the host name by default.
     pub name: Option<String>,
-    /// Where events go.
+    /// Where events go, unless their route says otherwise.
     pub sink: SinkSetting,
     /// Publishers; an aggregate always goes through the same one.
     pub partitions: usize,

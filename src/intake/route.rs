@@ -8,7 +8,7 @@ use super::pointer::Pointer;
 use super::signature::Verified;
 use super::statement::{self, Parameter, Statement};
 use crate::config::{ConfigError, EmitConfig, IntakeRouteConfig};
-use crate::route::Pattern;
+use crate::route::template::Pattern;
 
 /// An event as it goes through the intake: well signed, and a JSON object.
 #[derive(Clone, Debug)]

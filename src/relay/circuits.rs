@@ -1,4 +1,5 @@
-//! The breakers of a relay: one for the connection, one for each destination in trouble.
+//! The breakers of a relay: one for the connection, one for each destination in trouble. Where there are several
+//! sinks, each is a destination, too, that stands for all of those whose names begin with its own.
 //!
 //! A plain value: no I/O, no clock of its own, no actix.
 //!
@@ -6,6 +7,7 @@
 //! - Nothing may be delivered while the connection's breaker is not closed, nor before one of the
 //!   destinations known beforehand has answered well.
 //! - A destination's trouble says nothing of another destination, nor of the connection.
+//! - While one of several sinks is in trouble, nothing is asked of the destinations behind it.
 //! - A destination that depends on the event is known here only while it is in trouble.
 
 use std::collections::BTreeMap;
@@ -58,6 +60,8 @@ struct Gate {
 pub struct Circuits {
     connection: Breaker,
     destinations: BTreeMap<Arc<str>, Gate>,
+    /// Names of sinks, where there are several.
+    sinks: Vec<Arc<str>>,
     /// Some events go to destinations that depend on them.
     open_ended: bool,
     stop_after: u32,
@@ -76,23 +80,51 @@ impl Circuits {
         let mut circuits = Self {
             connection: Breaker::new(stop_after, now),
             destinations: BTreeMap::new(),
+            sinks: Vec::new(),
             open_ended,
             stop_after,
         };
-        let named = letters.into_iter().map(|name| (name, false));
-        for (name, is_primary) in named.chain(primary.into_iter().map(|name| (name, true))) {
-            let unknown = SinkError::new(Cause::Unreachable, "not asked yet");
-            let gate = Gate {
-                breaker: Breaker::new(stop_after, now),
-                primary: is_primary,
-                fixed: true,
-                answered: false,
-                error: unknown,
-                since: now,
-            };
-            circuits.destinations.insert(name, gate);
+        for name in letters {
+            circuits.know(name, false, now);
+        }
+        for name in primary {
+            circuits.know(name, true, now);
         }
         circuits
+    }
+
+    /// The same for several sinks of these names.
+    #[must_use]
+    pub fn of_sinks(mut self, sinks: Vec<Arc<str>>, now: Instant) -> Self {
+        for name in &sinks {
+            self.know(name.clone(), false, now);
+        }
+        self.sinks = sinks;
+        self
+    }
+
+    fn know(&mut self, name: Arc<str>, primary: bool, now: Instant) {
+        let gate = Gate {
+            breaker: Breaker::new(self.stop_after, now),
+            primary,
+            fixed: true,
+            answered: false,
+            error: SinkError::new(Cause::Unreachable, "not asked yet"),
+            since: now,
+        };
+        self.destinations.insert(name, gate);
+    }
+
+    /// Is this the name of one of several sinks?
+    pub fn is_sink(&self, name: &str) -> bool {
+        self.sinks.iter().any(|sink| **sink == *name)
+    }
+
+    /// The sink in trouble that this destination is behind.
+    fn sink_down(&self, name: &str) -> Option<&Gate> {
+        let (sink, _) = name.split_once(':')?;
+        let gate = self.destinations.get(sink).filter(|_| self.is_sink(sink))?;
+        (gate.breaker.state() != &State::Closed).then_some(gate)
     }
 
     /// A failure that speaks for a breaker. Answers which one opened by it.
@@ -170,9 +202,19 @@ impl Circuits {
             .values()
             .filter(|gate| gate.breaker.state() == &State::HalfOpen)
             .count();
-        self.destinations
-            .iter_mut()
-            .filter_map(|(name, gate)| gate.breaker.probe(now).then(|| name.clone()))
+        let within_reach: Vec<_> = self
+            .destinations
+            .keys()
+            .filter(|name| self.sink_down(name).is_none())
+            .cloned()
+            .collect();
+        let mut ask = |name: &Arc<str>| {
+            let gate = self.destinations.get_mut(name);
+            gate.is_some_and(|gate| gate.breaker.probe(now))
+        };
+        within_reach
+            .into_iter()
+            .filter(|name| ask(name))
             .take(PROBES_AT_ONCE.saturating_sub(under_way))
             .map(Circuit::Destination)
             .collect()
@@ -196,8 +238,9 @@ impl Circuits {
             return None;
         }
         self.destinations
-            .values()
-            .filter_map(|gate| until(&gate.breaker))
+            .iter()
+            .filter(|(name, _)| self.sink_down(name).is_none())
+            .filter_map(|(_, gate)| until(&gate.breaker))
             .min()
     }
 
@@ -212,6 +255,7 @@ impl Circuits {
         match circuit {
             Circuit::Connection => self.connection.probed(told.copied(), now),
             Circuit::Destination(name) => {
+                let is_sink = self.is_sink(name);
                 let Some(gate) = self.destinations.get_mut(name) else {
                     return false;
                 };
@@ -220,6 +264,7 @@ impl Circuits {
                     Ok(()) => gate.answered = true,
                     // The connection was lost meanwhile: that says nothing of the destination.
                     Err(error) if decide(error.cause).1 == Blame::Connection => {}
+                    Err(error) if error.cause == Cause::SinkDown && !is_sink => {}
                     Err(error) => {
                         gate.answered = true;
                         gate.error = error;
@@ -235,11 +280,15 @@ impl Circuits {
         if let Some(reason) = self.connection.reason() {
             return Delivering::No(reason.to_owned());
         }
-        let mut primary = self.destinations.values().filter(|gate| gate.primary);
-        if self.open_ended || primary.any(|gate| gate.breaker.state() == &State::Closed) {
+        let mut primary = self
+            .destinations
+            .iter()
+            .filter(|(_, gate)| gate.primary)
+            .map(|(name, gate)| self.sink_down(name).unwrap_or(gate));
+        let is_closed = |gate: &Gate| gate.breaker.state() == &State::Closed;
+        if self.open_ended || primary.clone().any(is_closed) {
             return Delivering::Yes;
         }
-        let mut primary = self.destinations.values().filter(|gate| gate.primary);
         if primary.clone().any(|gate| !gate.answered) {
             return Delivering::Unknown;
         }
@@ -394,6 +443,84 @@ mod tests {
         circuits.confirmed(&[name("x")]);
         assert!(!circuits.destinations.contains_key("x"));
         assert!(circuits.destinations.contains_key("letters"));
+    }
+
+    fn of_two_sinks(now: Instant) -> Circuits {
+        let primary = ["kafka:a", "kafka:b", "nats:c"].map(name).to_vec();
+        let sinks = ["kafka", "nats"].map(name).to_vec();
+        Circuits::new(3, primary, Vec::new(), false, now).of_sinks(sinks, now)
+    }
+
+    #[test]
+    fn a_sink_that_is_away_is_asked_alone_and_stops_only_what_is_behind_it() {
+        let now = Instant::now();
+        let mut circuits = of_two_sinks(now);
+        circuits.due(now);
+        assert!(circuits.probed(&Circuit::Connection, Ok(()), now));
+        assert_eq!(
+            circuits.due(now),
+            [destination("kafka"), destination("nats")]
+        );
+        let away = SinkError::new(Cause::SinkDown, "away");
+        assert!(!circuits.probed(&destination("kafka"), Err(away.clone()), now));
+        assert!(circuits.probed(&destination("nats"), Ok(()), now));
+        assert_eq!(circuits.delivering(), Delivering::Unknown);
+        assert_eq!(circuits.due(now), [destination("nats:c")]);
+        // It is only the sink's own next probe that is waited for.
+        assert!(circuits.next_probe().unwrap() > now);
+        assert!(!circuits.probed(&destination("nats:c"), Err(missing()), now));
+        assert_eq!(circuits.delivering(), Delivering::No("away".into()));
+        let later = now + Duration::from_secs(60);
+        assert_eq!(
+            circuits.due(later),
+            [destination("kafka"), destination("nats:c")]
+        );
+        assert!(circuits.probed(&destination("nats:c"), Ok(()), later));
+        assert_eq!(circuits.delivering(), Delivering::Yes);
+        assert!(circuits.down("kafka").is_some());
+        assert!(circuits.down("kafka:a").is_none(), "it was never asked");
+        assert!(circuits.probed(&destination("kafka"), Ok(()), later));
+        assert_eq!(
+            circuits.due(later),
+            [destination("kafka:a"), destination("kafka:b")]
+        );
+        assert!(!circuits.probed(&destination("kafka:a"), Err(away), later));
+        assert!(circuits.down("kafka:a").is_none(), "nor did it say that");
+    }
+
+    #[test]
+    fn failures_in_a_row_open_one_sinks_breaker_and_confirms_begin_them_anew() {
+        let now = Instant::now();
+        let mut circuits = of_two_sinks(now);
+        loop {
+            let due = circuits.due(now);
+            if due.is_empty() {
+                break;
+            }
+            for circuit in due {
+                circuits.probed(&circuit, Ok(()), now);
+            }
+        }
+        let silent = SinkError::new(Cause::SinkDown, "no confirm");
+        let fail = |circuits: &mut Circuits| {
+            circuits.failed(Blame::Destination, &name("nats"), &silent, now)
+        };
+        assert_eq!((fail(&mut circuits), fail(&mut circuits)), (None, None));
+        circuits.confirmed(&["nats", "nats:c"].map(name));
+        assert_eq!((fail(&mut circuits), fail(&mut circuits)), (None, None));
+        assert_eq!(fail(&mut circuits), Some(destination("nats")));
+        assert_eq!(circuits.delivering(), Delivering::Yes);
+        assert_eq!(circuits.destinations_down().count(), 1);
+    }
+
+    #[test]
+    fn a_colon_in_the_name_of_a_destination_means_nothing_by_itself() {
+        let now = Instant::now();
+        let mut circuits = sound(&["a", "a:b"], now);
+        circuits.failed(Blame::DestinationForSure, &name("a"), &missing(), now);
+        circuits.failed(Blame::DestinationForSure, &name("a:b"), &missing(), now);
+        let later = now + Duration::from_secs(60);
+        assert_eq!(circuits.due(later), [destination("a"), destination("a:b")]);
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub enum Cause {
     Blocked,
     /// The confirm did not come in time.
     ConfirmTimeout,
+    /// One of several sinks cannot be reached, asks to wait, or confirms nothing: the others go on.
+    SinkDown,
     /// The broker closed the channel or connection with a reason while this event was unconfirmed
     /// together with others: nobody knows yet whose fault it was.
     Suspect,
@@ -38,11 +40,12 @@ pub enum Cause {
 
 impl Cause {
     /// All of them, in the order of the policy table.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Void,
         Self::Unreachable,
         Self::Blocked,
         Self::ConfirmTimeout,
+        Self::SinkDown,
         Self::Suspect,
         Self::ClosedOn,
         Self::DestinationMissing,
@@ -62,6 +65,7 @@ impl Cause {
             Self::Unreachable => "unreachable",
             Self::Blocked => "blocked",
             Self::ConfirmTimeout => "confirm_timeout",
+            Self::SinkDown => "sink_down",
             Self::Suspect => "suspect",
             Self::ClosedOn => "closed_by_broker",
             Self::DestinationMissing => "destination_missing",
@@ -103,7 +107,7 @@ pub enum Blame {
     Event,
     /// The connection's; several in a row open it.
     Connection,
-    /// The destination's (exchange); several in a row open it.
+    /// The destination's (exchange, or one sink of several); several in a row open it.
     Destination,
     /// The destination's, and leaves no doubt: one opens it.
     DestinationForSure,
@@ -116,6 +120,7 @@ pub fn decide(cause: Cause) -> (Outcome, Blame) {
         Cause::Unreachable | Cause::Blocked | Cause::ConfirmTimeout => {
             (Outcome::HandBack, Blame::Connection)
         }
+        Cause::SinkDown => (Outcome::Wait, Blame::Destination),
         Cause::Suspect => (Outcome::Isolate, Blame::Event),
         Cause::ClosedOn | Cause::Unroutable | Cause::Rejected => {
             (Outcome::RetryOrDead, Blame::Event)
@@ -145,6 +150,11 @@ mod tests {
     fn trouble_with_the_connection_costs_no_attempt_and_counts_for_its_breaker() {
         let causes = [Cause::Unreachable, Cause::Blocked, Cause::ConfirmTimeout];
         assert_policy(&causes, Outcome::HandBack, Blame::Connection);
+    }
+
+    #[test]
+    fn one_of_several_sinks_is_waited_for_at_no_cost_to_the_others() {
+        assert_policy(&[Cause::SinkDown], Outcome::Wait, Blame::Destination);
     }
 
     #[test]

@@ -13,7 +13,8 @@
 //! # Invariants
 //! At most one unconfirmed event per aggregate. Every delivery taken in is told to the marker
 //! exactly once. Nothing is sent under a void token (the lane asks right before each send), nor to
-//! a destination whose breaker is open. No event is dead before its copy was confirmed, or cannot be.
+//! a destination whose breaker is open, nor anything of an event any of whose destinations has one, so that the
+//! outage of one place makes few repeats at the others. No event is dead before its copy was confirmed, or cannot be.
 //! # On failure
 //! A lane that ends settles what it had out as lost with the connection; a new one is started.
 //! # On shutdown
@@ -172,8 +173,7 @@ impl Publisher {
                 break;
             };
             let id = delivery.event.id;
-            if let Some((error, since)) = self.down.get(&delivery.address.destination) {
-                let (error, wait) = (error.clone(), wait_after(since.elapsed()));
+            if let Some((error, wait)) = self.obstacle(&delivery) {
                 self.wait(id, error, wait);
                 continue;
             }
@@ -197,6 +197,20 @@ impl Publisher {
         }
     }
 
+    /// Why nothing may be sent of it, and how long it waits.
+    fn obstacle(&self, delivery: &Delivery) -> Option<(SinkError, Duration)> {
+        if self.down.is_empty() {
+            return None;
+        }
+        let name = names(delivery).find(|name| self.down.contains_key(*name))?;
+        let (error, since) = self.down.get(name)?;
+        let error = SinkError {
+            destination: Some(name.clone()),
+            ..error.clone()
+        };
+        Some((error, wait_after(since.elapsed())))
+    }
+
     fn failed(&mut self, id: EventId, error: SinkError) {
         let Some(delivery) = self.queue.in_flight_of(id) else {
             return;
@@ -206,7 +220,7 @@ impl Publisher {
             self.trouble
                 .try_send(Trouble {
                     blame,
-                    destination: delivery.address.destination.clone(),
+                    destination: blamed(delivery, &error),
                     error: error.clone(),
                 })
                 .ok();
@@ -243,6 +257,7 @@ impl Publisher {
             Some(address) => {
                 let copy = Delivery {
                     address,
+                    also: Vec::new(),
                     letter: Some(Arc::new(error)),
                     ..delivery.clone()
                 };
@@ -311,11 +326,11 @@ impl Publisher {
         let Some((delivery, later)) = self.queue.failed(id) else {
             return;
         };
-        let destination = &delivery.address.destination;
+        let destination = blamed(&delivery, &error);
         let waiting = match self
             .waiting
             .iter_mut()
-            .find(|(name, _)| name == destination)
+            .find(|(name, _)| *name == destination)
         {
             Some((_, waiting)) => waiting,
             None => {
@@ -325,7 +340,7 @@ impl Publisher {
                     error,
                     wait,
                 };
-                self.waiting.push((destination.clone(), waiting));
+                self.waiting.push((destination, waiting));
                 &mut self.waiting.last_mut().expect("it was pushed above").1
             }
         };
@@ -397,6 +412,19 @@ impl Publisher {
     }
 }
 
+/// What a breaker of its own stands for: the destinations it goes to and, where there are several, their sinks.
+fn names(delivery: &Delivery) -> impl Iterator<Item = &Arc<str>> {
+    delivery
+        .addresses()
+        .flat_map(|address| address.sink.iter().chain([&address.destination]))
+}
+
+/// Which of them an error speaks of.
+fn blamed(delivery: &Delivery, error: &SinkError) -> Arc<str> {
+    let own = &delivery.address.destination;
+    error.destination.as_ref().unwrap_or(own).clone()
+}
+
 /// How long an event waits whose destination has taken nothing for so long.
 fn wait_after(down: Duration) -> Duration {
     (down / 2).clamp(SHORTEST_WAIT, LONGEST_WAIT)
@@ -428,10 +456,10 @@ impl StreamHandler<Vec<Settlement>> for Publisher {
             match settlement.result {
                 Ok(()) => {
                     let delivery = self.queue.in_flight_of(settlement.id);
-                    if let Some(delivery) = delivery
-                        && !flowing.contains(&delivery.address.destination)
-                    {
-                        flowing.push(delivery.address.destination.clone());
+                    for name in delivery.into_iter().flat_map(names) {
+                        if !flowing.contains(name) {
+                            flowing.push(name.clone());
+                        }
                     }
                     if delivery.is_some_and(Delivery::is_letter) {
                         self.letter_confirmed(settlement.id);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::{mpsc, watch};
 
-use crate::config::{Config, SinkSetting};
+use self::several::SeveralSinks;
+
+use crate::config::{Config, SinkInUse, SinkSetting};
 use crate::event::{ClaimToken, EventId, OutboxEvent};
 use crate::relay::failure::Cause;
 use crate::route::{Address, Route};
@@ -24,6 +26,7 @@ pub mod null;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 mod rules;
+pub mod several;
 
 pub use rules::SinkRules;
 
@@ -36,6 +39,8 @@ pub struct Delivery {
     pub token: Arc<ClaimToken>,
     /// Where to.
     pub address: Address,
+    /// Where else: it is confirmed once it is in all of these places.
+    pub also: Vec<Address>,
     /// What its route says of failures.
     pub route: Arc<Route>,
     /// It is a copy of an event that is being given up, with the reason: goes to where dead letters go.
@@ -46,6 +51,24 @@ impl Delivery {
     /// Is it a copy of an event that is being given up?
     pub fn is_letter(&self) -> bool {
         self.letter.is_some()
+    }
+
+    /// All places that it goes to.
+    pub fn addresses(&self) -> impl Iterator<Item = &Address> {
+        std::iter::once(&self.address).chain(&self.also)
+    }
+
+    /// What the sink of one of its places is given, where there are several.
+    fn copy_for(&self, address: &Address) -> Self {
+        Self {
+            address: Address {
+                destination: address.name().into(),
+                sink: None,
+                ..address.clone()
+            },
+            also: Vec::new(),
+            ..self.clone()
+        }
     }
 }
 
@@ -68,6 +91,9 @@ pub struct SinkError {
     pub message: String,
     /// Perhaps the broker has it all the same: it was sent, and nothing certain came back.
     pub maybe_sent: bool,
+    /// Which destination it speaks of, or which sink as a whole; none: of that where the event was going,
+    /// the only one.
+    pub destination: Option<Arc<str>>,
 }
 
 impl SinkError {
@@ -77,6 +103,7 @@ impl SinkError {
             cause,
             message: message.into(),
             maybe_sent: false,
+            destination: None,
         }
     }
 
@@ -116,13 +143,28 @@ pub enum Transport {
     Down(String),
 }
 
-/// The sink of a configuration. Does no I/O. Best called on the runtime that lives longest: a sink's
-/// connection may have tasks there.
+/// The sink of a configuration, or all of them as one. Does no I/O. Best called on the runtime that lives longest: a
+/// sink's connection may have tasks there.
 ///
 /// # Errors
-/// The sink has no usable URL, or something else that it cannot do without.
+/// A sink has no usable URL, or something else that it cannot do without.
 pub fn open(config: &Config) -> Result<Arc<dyn Sink>, SinkError> {
-    Ok(match config.relay.sink {
+    let used = config.sinks_in_use();
+    let mut opened = Vec::with_capacity(used.sinks.len());
+    for sink in &used.sinks {
+        opened.push((sink.sink.name().into(), open_one(config, sink)?));
+    }
+    match opened.pop() {
+        Some((_, only)) if !used.several => Ok(only),
+        last => {
+            opened.extend(last);
+            Ok(Arc::new(SeveralSinks::new(opened)))
+        }
+    }
+}
+
+fn open_one(config: &Config, used: &SinkInUse) -> Result<Arc<dyn Sink>, SinkError> {
+    Ok(match used.sink {
         #[cfg(feature = "rabbitmq")]
         SinkSetting::Rabbitmq => rabbitmq::RabbitmqSink::new(config.rabbitmq.clone())?,
         #[cfg(feature = "jetstream")]
@@ -131,15 +173,15 @@ pub fn open(config: &Config) -> Result<Arc<dyn Sink>, SinkError> {
         SinkSetting::Kafka => kafka::KafkaSink::new(config)?,
         SinkSetting::Null => Arc::new(null::NullSink::new()),
         #[cfg(not(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka")))]
-        other => return Err(SinkError::new(Cause::Unreachable, left_out(other))),
+        _ => return Err(SinkError::new(Cause::Unreachable, left_out(used))),
     })
 }
 
 #[cfg(not(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka")))]
-fn left_out(sink: SinkSetting) -> String {
-    let name = format!("{sink:?}").to_lowercase();
+fn left_out(used: &SinkInUse) -> String {
+    let (key, name) = (&used.key, used.sink.name());
     format!(
-        "relay.sink is \"{name}\", which was left out of this program when it was built: take one that was \
+        "{key} is \"{name}\", which was left out of this program when it was built: take one that was \
          built with --features {name}"
     )
 }
@@ -182,6 +224,12 @@ pub trait Sink: Send + Sync + 'static {
 
     /// What the transport says of itself, for health and backpressure.
     fn transport(&self) -> watch::Receiver<Transport>;
+
+    /// The sinks within it, where it is several: each one's name, which is a destination to probe as well and
+    /// has a breaker of its own, and what its transport says. Asked on a runtime, as [`Self::transport`] is.
+    fn parts(&self) -> Vec<(Arc<str>, watch::Receiver<Transport>)> {
+        Vec::new()
+    }
 
     /// Closes connections. Called once, after every lane has ended.
     async fn close(&self);

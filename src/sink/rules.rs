@@ -13,18 +13,19 @@ use super::kafka;
 #[cfg(feature = "rabbitmq")]
 use super::rabbitmq;
 use super::{Delivery, SinkError};
-use crate::config::{Config, ConfigError, SinkSetting};
+use crate::config::{Config, ConfigError, SinkInUse, SinkSetting};
 use crate::event::{ClaimToken, OutboxEvent};
 use crate::route::Router;
 
 /// Says of one message why the transport cannot carry it.
 pub(super) type Check = Box<dyn Fn(&Delivery) -> Result<(), SinkError> + Send + Sync>;
 
-/// The rules of a relay's sink and routes, for names and headers of events.
+/// The rules of a relay's sinks and routes, for names and headers of events.
 pub struct SinkRules {
     router: Router,
     token: Arc<ClaimToken>,
-    check: Check,
+    /// By the sink's name, which an event has only where there are several.
+    checks: Vec<(&'static str, Check)>,
 }
 
 impl fmt::Debug for SinkRules {
@@ -41,26 +42,14 @@ impl SinkRules {
     /// # Errors
     /// Names the key that is wrong.
     pub fn of(config: &Config) -> Result<Self, ConfigError> {
-        let check: Check = match config.relay.sink {
-            #[cfg(feature = "rabbitmq")]
-            SinkSetting::Rabbitmq => rabbitmq::check(&config.rabbitmq)?,
-            #[cfg(feature = "jetstream")]
-            SinkSetting::Jetstream => jetstream::check(&config.jetstream),
-            #[cfg(feature = "kafka")]
-            SinkSetting::Kafka => kafka::check(&config.kafka),
-            SinkSetting::Null => Box::new(|_| Ok(())),
-            #[cfg(not(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka")))]
-            other => {
-                return Err(ConfigError::Key {
-                    key: "relay.sink".into(),
-                    reason: super::left_out(other),
-                });
-            }
-        };
+        let mut checks = Vec::new();
+        for used in &config.sinks_in_use().sinks {
+            checks.push((used.sink.name(), check(config, used)?));
+        }
         Ok(Self {
             router: config.router()?,
             token: Arc::new(ClaimToken::new(0, String::new())),
-            check,
+            checks,
         })
     }
 
@@ -69,15 +58,41 @@ impl SinkRules {
     /// # Errors
     /// What the relay would give it up for.
     pub fn check(&self, event: OutboxEvent) -> Result<(), SinkError> {
-        (self.check)(&self.router.deliver(event, &self.token))
+        let delivery = self.router.deliver(event, &self.token);
+        for address in delivery.addresses() {
+            let sink = address.sink.as_deref();
+            let of_place = |(name, _): &&(&str, Check)| sink.is_none_or(|sink| sink == *name);
+            let (_, check) = self.checks.iter().find(of_place).expect("it is in use");
+            check(&delivery.copy_for(address))?;
+        }
+        Ok(())
     }
+}
+
+fn check(config: &Config, used: &SinkInUse) -> Result<Check, ConfigError> {
+    Ok(match used.sink {
+        #[cfg(feature = "rabbitmq")]
+        SinkSetting::Rabbitmq => rabbitmq::check(&config.rabbitmq)?,
+        #[cfg(feature = "jetstream")]
+        SinkSetting::Jetstream => jetstream::check(&config.jetstream),
+        #[cfg(feature = "kafka")]
+        SinkSetting::Kafka => kafka::check(&config.kafka),
+        SinkSetting::Null => Box::new(|_| Ok(())),
+        #[cfg(not(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka")))]
+        _ => {
+            return Err(ConfigError::Key {
+                key: used.key.clone(),
+                reason: super::left_out(used),
+            });
+        }
+    })
 }
 
 #[cfg(test)]
 #[cfg(all(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
 mod tests {
     use super::*;
-    use crate::config::JetstreamConfig;
+    use crate::config::{AlsoConfig, JetstreamConfig, RouteConfig};
 
     fn refused(config: &Config, aggregate_type: &str, headers: Option<&str>) -> Option<String> {
         let rules = SinkRules::of(config).unwrap();
@@ -111,5 +126,26 @@ mod tests {
         assert!(spaced.starts_with("topic 'events.a b'"), "{spaced}");
         config.relay.sink = SinkSetting::Null;
         assert_eq!(refused(&config, "a.b", None), None);
+    }
+
+    #[test]
+    fn each_place_of_an_event_has_the_rules_of_its_own_sink() {
+        let mut config = Config::default();
+        config.jetstream.stream = Some("EVENTS".into());
+        config.routes.push(RouteConfig {
+            aggregate_type: "a*".into(),
+            also: vec![AlsoConfig {
+                sink: Some(SinkSetting::Jetstream),
+                routing_key: Some("shop.{aggregate_type}".into()),
+                ..AlsoConfig::default()
+            }],
+            ..RouteConfig::default()
+        });
+        assert_eq!(refused(&config, "abc", None), None);
+        assert!(refused(&config, "abc", Some(r#"{"CC": "x"}"#)).is_some());
+        assert!(refused(&config, "abc", Some(r#"{"Nats-Msg-Id": "x"}"#)).is_some());
+        let dotted = refused(&config, "a.b", None).unwrap();
+        assert!(dotted.starts_with("aggregate_type"), "{dotted}");
+        assert_eq!(refused(&config, "b.c", None), None, "RabbitMQ alone");
     }
 }

@@ -8,9 +8,15 @@ use std::time::{Duration, Instant};
 
 use bellwire::event::{AggregateKey, ClaimToken, EventId, OutboxEvent};
 use bellwire::relay::failure::{Cause, Outcome, decide};
-use bellwire::route::Router;
+use bellwire::route::{Address, Router};
 use bellwire::sink::{Delivery, Lane, Settlement, Sink, Transport};
 use bytes::Bytes;
+use lapin::ExchangeKind;
+use lapin::options::{
+    ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions,
+    QueueDeleteOptions,
+};
+use lapin::types::FieldTable;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -30,7 +36,16 @@ struct Subject {
     network: Option<Proxy>,
     /// Where events arrive, if they are kept.
     place: Place,
+    /// What an outage means for an event, and what a confirm that does not come is told as.
+    outage: (Outcome, Cause),
+    /// By which of several sinks they go there, and where each goes after that.
+    fan: Option<(Arc<str>, Arc<str>)>,
 }
+
+/// Of a sink by itself.
+const ALONE: (Outcome, Cause) = (Outcome::HandBack, Cause::ConfirmTimeout);
+/// Of one of several.
+const OF_SEVERAL: (Outcome, Cause) = (Outcome::Wait, Cause::SinkDown);
 
 /// Where events arrive.
 enum Place {
@@ -66,8 +81,9 @@ mod sinks {
     use bellwire::sink::kafka::KafkaSink;
     use bellwire::sink::null::NullSink;
     use bellwire::sink::rabbitmq::RabbitmqSink;
+    use bellwire::sink::several::SeveralSinks;
 
-    use super::{CONFIRM_TIMEOUT, Place, Subject};
+    use super::{ALONE, CONFIRM_TIMEOUT, OF_SEVERAL, Place, Subject};
     use crate::support::{Cluster, Proxy, Stream, World, amqp_url, nats_url};
 
     pub async fn rabbitmq() -> Option<Subject> {
@@ -85,6 +101,25 @@ mod sinks {
             sink,
             network: Some(network),
             place: Place::Queue(Box::new(world)),
+            outage: ALONE,
+            fan: None,
+        })
+    }
+
+    /// Each event goes to two exchanges, of which one is looked at.
+    pub async fn several() -> Option<Subject> {
+        let alone = rabbitmq().await?;
+        let Place::Queue(world) = &alone.place else {
+            unreachable!()
+        };
+        let second = format!("{}_second", world.exchange);
+        world.declare_second(&second).await;
+        let sinks = vec![("rabbitmq".into(), alone.sink)];
+        Some(Subject {
+            sink: Arc::new(SeveralSinks::new(sinks)),
+            outage: OF_SEVERAL,
+            fan: Some(("rabbitmq".into(), second.into())),
+            ..alone
         })
     }
 
@@ -113,6 +148,8 @@ mod sinks {
             sink: JetstreamSink::new(&config).unwrap(),
             network: Some(network),
             place: Place::Stream(stream),
+            outage: ALONE,
+            fan: None,
         })
     }
 
@@ -140,6 +177,8 @@ mod sinks {
                 topic,
                 _cluster: cluster,
             },
+            outage: ALONE,
+            fan: None,
         })
     }
 
@@ -148,6 +187,8 @@ mod sinks {
             sink: Arc::new(NullSink::new()),
             network: None,
             place: Place::Nowhere,
+            outage: ALONE,
+            fan: None,
         })
     }
 }
@@ -168,8 +209,37 @@ impl Subject {
             deliver: Some(deliver),
             settlements,
             task,
-            destination: self.place.destination().into(),
+            places: self.places(),
             out: HashSet::new(),
+        }
+    }
+
+    /// Where deliveries go.
+    fn places(&self) -> Vec<Address> {
+        let place = |sink: Option<&Arc<str>>, name: &str| Address {
+            destination: match sink {
+                Some(sink) => format!("{sink}:{name}").into(),
+                None => name.into(),
+            },
+            key: None,
+            sink: sink.cloned(),
+            place: 0,
+        };
+        let own = self.place.destination();
+        match &self.fan {
+            None => vec![place(None, own)],
+            Some((sink, second)) => vec![place(Some(sink), own), place(Some(sink), second)],
+        }
+    }
+
+    /// Nobody's fault but the network's.
+    fn assert_handed_back(&self, settled: &[Settlement]) {
+        for settlement in settled {
+            let error = settlement
+                .result
+                .as_ref()
+                .expect_err("it cannot have been confirmed");
+            assert_eq!(decide(error.cause).0, self.outage.0, "{error}");
         }
     }
 
@@ -207,10 +277,54 @@ impl Subject {
     async fn close(self) {
         timeout(SOON, self.sink.close()).await.unwrap();
         match self.place {
-            Place::Queue(world) => world.clean().await,
+            Place::Queue(world) => {
+                if let Some((_, second)) = &self.fan {
+                    world.delete_second(second).await;
+                }
+                world.clean().await;
+            }
             Place::Stream(stream) => stream.delete().await,
             Place::Topic { .. } | Place::Nowhere => {}
         }
+    }
+}
+
+impl World {
+    /// An exchange of this name, whose messages are kept where nobody looks.
+    async fn declare_second(&self, name: &str) {
+        let durable = ExchangeDeclareOptions {
+            durable: true,
+            ..Default::default()
+        };
+        let (kind, none) = (ExchangeKind::Fanout, FieldTable::default());
+        let declared = self
+            .channel
+            .exchange_declare(name.into(), kind, durable, none.clone());
+        declared.await.unwrap();
+        let durable = QueueDeclareOptions {
+            durable: true,
+            ..Default::default()
+        };
+        let declared = self
+            .channel
+            .queue_declare(name.into(), durable, none.clone());
+        declared.await.unwrap();
+        let options = QueueBindOptions::default();
+        let bound = self
+            .channel
+            .queue_bind(name.into(), name.into(), "".into(), options, none);
+        bound.await.unwrap();
+    }
+
+    async fn delete_second(&self, name: &str) {
+        let deleted = self
+            .channel
+            .queue_delete(name.into(), QueueDeleteOptions::default());
+        deleted.await.unwrap();
+        let deleted = self
+            .channel
+            .exchange_delete(name.into(), ExchangeDeleteOptions::default());
+        deleted.await.unwrap();
     }
 }
 
@@ -220,7 +334,7 @@ struct OpenLane {
     settlements: mpsc::UnboundedReceiver<Vec<Settlement>>,
     task: JoinHandle<()>,
     /// Where its deliveries go.
-    destination: Arc<str>,
+    places: Vec<Address>,
     /// Delivered and not settled.
     out: HashSet<i64>,
 }
@@ -244,7 +358,9 @@ impl OpenLane {
     }
 
     async fn send(&mut self, mut delivery: Delivery) {
-        delivery.address.destination = self.destination.clone();
+        let (own, also) = self.places.split_first().unwrap();
+        delivery.address = own.clone();
+        delivery.also = also.to_vec();
         assert!(self.out.insert(delivery.event.id.0));
         self.deliver
             .as_ref()
@@ -337,17 +453,6 @@ fn assert_published(settled: &[Settlement], count: usize) {
         .collect();
     assert!(failed.is_empty(), "{failed:?}");
     assert_eq!(settled.len(), count);
-}
-
-/// Nobody's fault but the network's.
-fn assert_handed_back(settled: &[Settlement]) {
-    for settlement in settled {
-        let error = settlement
-            .result
-            .as_ref()
-            .expect_err("it cannot have been confirmed");
-        assert_eq!(decide(error.cause).0, Outcome::HandBack, "{error}");
-    }
 }
 
 // ---- the clauses ---------------------------------------------------------------------------------
@@ -524,7 +629,7 @@ async fn nothing_is_queued_through_an_outage(mut subject: Subject) {
         .unwrap();
         let settled = lane.publish(6..=80, &token()).await;
         assert_eq!(settled.len(), 75);
-        assert_handed_back(&settled);
+        subject.assert_handed_back(&settled);
         network.refuse(false);
         subject.until_probed().await;
         assert_published(&lane.publish(81..=90, &token()).await, 10);
@@ -551,7 +656,7 @@ async fn what_was_out_when_the_connection_is_cut_settles_and_can_be_sent_again(
         network.cut();
         let settled = lane.settle_all().await;
         assert_eq!(settled.len(), 20);
-        assert_handed_back(&settled);
+        subject.assert_handed_back(&settled);
         network.mute(false);
         subject.until_probed().await;
         assert_published(&lane.publish(6..=25, &token()).await, 20);
@@ -575,7 +680,7 @@ async fn a_confirm_that_does_not_come_ends_its_channel(mut subject: Subject) {
         for settlement in &settled {
             assert_eq!(
                 settlement.result.as_ref().unwrap_err().cause,
-                Cause::ConfirmTimeout
+                subject.outage.1
             );
         }
         network.mute(false);
@@ -595,7 +700,7 @@ async fn what_the_broker_did_not_hear_is_sent_again(mut subject: Subject) {
         let mut lane = subject.lane();
         assert_published(&lane.publish(1..=5, &token()).await, 5);
         network.deafen(true);
-        assert_handed_back(&lane.publish(6..=10, &token()).await);
+        subject.assert_handed_back(&lane.publish(6..=10, &token()).await);
         network.deafen(false);
         subject.until_probed().await;
         assert_published(&lane.publish(6..=10, &token()).await, 5);
@@ -636,4 +741,4 @@ macro_rules! conformance {
     };
 }
 
-conformance!(rabbitmq jetstream kafka null);
+conformance!(rabbitmq jetstream kafka null several);

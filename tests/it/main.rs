@@ -25,6 +25,7 @@ mod strict;
 mod broker;
 mod outage;
 mod routes;
+mod fan_out;
 mod guard;
 mod pooler;
 mod failover;

@@ -10,6 +10,8 @@ use crate::support::{Ledger, Relay, SOON, World};
 
 /// "In seconds", on a slow machine.
 const SECONDS: Duration = Duration::from_secs(15);
+/// Longer than a message takes that is sent at all.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// A relay's configuration file; `BILLING` and `DEAD` stand for exchanges of the world's own.
 struct Routes(tempfile::NamedTempFile);
@@ -136,6 +138,62 @@ destination = "{aggregate_id}"
         assert_eq!((arrival.id, arrival.routing_key.as_str()), (id, key));
         assert_eq!(&arrival.exchange, exchange);
     }
+    drop(relay);
+    world.delete_other("billing").await;
+    world.clean().await;
+}
+
+const BILLING_TOO: &str = r#"
+[[routes]]
+aggregate_type = "invoice"
+
+[[routes.also]]
+destination = "BILLING"
+routing_key = "copy.{event_type}"
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_of_two_exchanges_is_sent_to_neither_while_one_is_missing() {
+    let mut world = World::new().await;
+    let routes = Routes::new(&world, BILLING_TOO);
+    let relay = routes.relay(&world, &[]);
+    let id = world.insert(("invoice", "7"), "Sent", "{}").await;
+    let other = world.insert(("order", "7"), "Placed", "{}").await;
+    assert_eq!(world.next_arrival(SOON).await.unwrap().id, other);
+    let waits = format!(
+        "SELECT coalesce(last_error, '') LIKE 'destination_missing: rabbitmq:{}: %' FROM outbox WHERE id = {id}",
+        world.other("billing")
+    );
+    world.until(&waits, SOON).await;
+    world
+        .sql("UPDATE outbox SET next_attempt_at = now() WHERE status = 'pending'")
+        .await;
+    assert!(
+        world.next_arrival(SILENCE).await.is_none(),
+        "{}",
+        relay.log()
+    );
+    world.declare_other("billing", "#").await;
+    let mut arrivals = vec![
+        world.next_arrival(SOON).await.unwrap(),
+        world.next_arrival(SOON).await.unwrap(),
+    ];
+    arrivals.extend(world.rest(Duration::from_millis(200)).await);
+    let places: Vec<_> = arrivals
+        .iter()
+        .map(|arrival| (arrival.id, &*arrival.exchange, &*arrival.routing_key))
+        .collect();
+    let billing = world.other("billing");
+    let own = world.exchange.clone();
+    assert_eq!(
+        places,
+        [
+            (id, own.as_str(), "invoice.Sent"),
+            (id, billing.as_str(), "copy.Sent")
+        ]
+    );
+    world.until_published(SOON).await;
+    assert!(world.status_of(id).await.starts_with("published 0 "));
     drop(relay);
     world.delete_other("billing").await;
     world.clean().await;

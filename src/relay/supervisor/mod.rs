@@ -28,13 +28,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use actix::prelude::*;
+use futures_util::{Stream, StreamExt as _};
 use tokio::sync::{oneshot, watch};
 
 use self::database::DatabaseWatch;
 use super::breaker::State;
 use super::circuits::{Circuit, Circuits, Delivering};
 use super::claimer::{self, Ready, Wake};
-use super::failure::Blame;
+use super::failure::{Blame, Cause};
 use super::generation::{Generation, Plan};
 use super::listener::Hearing;
 use super::marker::Totals;
@@ -97,7 +98,7 @@ impl Exited {
 pub struct Trouble {
     /// Whose.
     pub blame: Blame,
-    /// Where the event was going.
+    /// Where the event was going; of several places the one that the error speaks of.
     pub destination: Arc<str>,
     /// What the broker or the network said.
     pub error: SinkError,
@@ -107,7 +108,7 @@ pub struct Trouble {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Flowing {
-    /// From these destinations.
+    /// From these destinations and, where there are several, sinks.
     pub destinations: Vec<Arc<str>>,
 }
 
@@ -282,13 +283,21 @@ impl Supervisor {
     ) -> Result<Self, ConfigError> {
         let router = Arc::new(config.router()?);
         let (primary, letters) = router.destinations();
+        let sinks = if config.sinks_in_use().several {
+            let used = config.sinks_in_use().sinks.into_iter();
+            used.map(|used| used.sink.name().into()).collect()
+        } else {
+            Vec::new()
+        };
+        let now = Instant::now();
         let circuits = Circuits::new(
             config.retry.stop_after_failures,
             primary,
             letters,
             !router.is_fixed(),
-            Instant::now(),
-        );
+            now,
+        )
+        .of_sinks(sinks, now);
         let plan = Plan {
             outcomes: Outcomes::new(config.log.outcomes),
             store,
@@ -430,6 +439,29 @@ impl Supervisor {
     }
 }
 
+/// How the transport of one of several sinks stands by now.
+struct PartChanged {
+    sink: Arc<str>,
+    transport: Transport,
+}
+
+fn changes(transport: watch::Receiver<Transport>) -> impl Stream<Item = Transport> {
+    futures_util::stream::unfold(transport, |mut transport| async {
+        transport.changed().await.ok()?;
+        let now = transport.borrow_and_update().clone();
+        Some((now, transport))
+    })
+}
+
+/// Why nothing can be sent, if nothing can.
+fn trouble(transport: Transport) -> Option<String> {
+    match transport {
+        Transport::Unknown | Transport::Up => None,
+        Transport::Blocked(reason) => Some(format!("the broker asks to wait: {reason}")),
+        Transport::Down(reason) => Some(reason),
+    }
+}
+
 fn count(total: &AtomicU64) -> u64 {
     total.load(Ordering::Relaxed)
 }
@@ -448,13 +480,14 @@ impl Actor for Supervisor {
     fn started(&mut self, context: &mut Self::Context) {
         // Reports of children must not be refused; there are at most as many as confirms.
         context.set_mailbox_capacity(0);
-        let changes =
-            futures_util::stream::unfold(self.plan.sink.transport(), |mut transport| async {
-                transport.changed().await.ok()?;
-                let now = transport.borrow_and_update().clone();
-                Some((now, transport))
-            });
-        context.add_stream(changes);
+        context.add_stream(changes(self.plan.sink.transport()));
+        for (sink, transport) in self.plan.sink.parts() {
+            let changes = changes(transport);
+            context.add_stream(changes.map(move |transport| PartChanged {
+                sink: sink.clone(),
+                transport,
+            }));
+        }
         self.build(Vec::new(), context);
         self.probe(context);
         self.lag(context);
@@ -464,13 +497,35 @@ impl Actor for Supervisor {
 
 impl StreamHandler<Transport> for Supervisor {
     fn handle(&mut self, transport: Transport, context: &mut Self::Context) {
-        let reason = match transport {
-            Transport::Unknown | Transport::Up => return,
-            Transport::Blocked(reason) => format!("the broker asks to wait: {reason}"),
-            Transport::Down(reason) => reason,
+        let Some(reason) = trouble(transport) else {
+            return;
         };
         if !self.ending && self.circuits.transport_failed(&reason, Instant::now()) {
             self.opened(&Circuit::Connection, context);
+        }
+    }
+
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+impl StreamHandler<PartChanged> for Supervisor {
+    fn handle(
+        &mut self,
+        PartChanged { sink, transport }: PartChanged,
+        context: &mut Self::Context,
+    ) {
+        let Some(reason) = trouble(transport) else {
+            return;
+        };
+        let error = SinkError {
+            destination: Some(sink.clone()),
+            ..SinkError::new(Cause::SinkDown, format!("{sink}: {reason}"))
+        };
+        let (blame, now) = (Blame::DestinationForSure, Instant::now());
+        if !self.ending
+            && let Some(opened) = self.circuits.failed(blame, &sink, &error, now)
+        {
+            self.opened(&opened, context);
         }
     }
 

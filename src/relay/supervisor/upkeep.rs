@@ -238,6 +238,7 @@ impl Supervisor {
     fn name(&self, circuit: &Circuit) -> String {
         match circuit {
             Circuit::Connection => format!("the broker ({})", self.plan.sink.name()),
+            Circuit::Destination(name) if self.circuits.is_sink(name) => format!("sink '{name}'"),
             Circuit::Destination(name) => format!("destination '{name}'"),
         }
     }

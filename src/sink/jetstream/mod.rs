@@ -22,7 +22,7 @@ use self::alive::Alive;
 use self::connection::Connector;
 use self::message::Composer;
 use self::stream::{Seen, Settings};
-use crate::config::{Config, ConfigError, JetstreamConfig};
+use crate::config::{Config, ConfigError, JetstreamConfig, SinkSetting};
 use crate::relay::breaker::LONGEST_PAUSE;
 use crate::relay::failure::Cause;
 use crate::sink::denials::Denials;
@@ -94,7 +94,8 @@ impl JetstreamSink {
             composer: Composer::new(&config),
             denials: Denials::default(),
             alive: Alive::default(),
-            subjects: (!router.has_keys()).then(|| format!("{}.>", config.prefix)),
+            subjects: (!router.has_keys(SinkSetting::Jetstream))
+                .then(|| format!("{}.>", config.prefix)),
             lease,
             warned: AtomicBool::new(false),
             ack_timeout: config.ack_timeout,

@@ -31,7 +31,7 @@ pub(super) fn subject(delivery: &Delivery, prefix: &str) -> Result<String, SinkE
     let Some(key) = &delivery.address.key else {
         return by_types(delivery, prefix);
     };
-    for (name, value) in delivery.route.filled_into_key(event) {
+    for (name, value) in delivery.route.filled_into_key(&delivery.address, event) {
         check_value(name, value)?;
     }
     for token in key.split('.') {

@@ -173,9 +173,9 @@ fn row_headers(text: &str, headers: &mut Headers) -> Result<(), SinkError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::RouteConfig;
+    use crate::config::{RouteConfig, SinkSetting};
     use crate::event::{AggregateKey, ClaimToken};
-    use crate::route::Router;
+    use crate::route::{Router, Unless};
 
     const UUID: &str = "0190b5a0-0000-7000-8000-000000000001";
 
@@ -190,7 +190,10 @@ mod tests {
 
     fn deliver(event: &OutboxEvent, routes: &[RouteConfig]) -> Delivery {
         let token = Arc::new(ClaimToken::new(1, "t".into()));
-        let router = Router::by_aggregate_type(routes, "events.").unwrap();
+        let router = Router::of(routes, SinkSetting::Kafka, |_| {
+            Ok(Unless::ByAggregateType("events"))
+        });
+        let router = router.unwrap();
         router.deliver(event.clone(), &token)
     }
 
