@@ -125,6 +125,7 @@ impl World {
             ("BELLWIRE_FAILPOINTS", &armed),
             // Late confirms must not be what has something handed back.
             ("rabbitmq.confirm_timeout", "50s"),
+            ("relay.lease", "60s"),
         ];
         let relay = self.relay(&[&SMALL_HAND[..], &settings].concat());
         self.until(
