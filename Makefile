@@ -4,13 +4,13 @@
 # Bash, because the values in the env file are quoted for it.
 SHELL := bash
 SERVICES := target/services
-with_services := set -a; . $(SERVICES)/env; set +a;
+with_services = set -a; . $(SERVICES)/env; set +a;
 
 # For every cargo command that builds; CI passes --locked.
 CARGO_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-intake test test-kafka bench chaos lint lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts fmt services stop clean
+.PHONY: help demo demo-intake test test-kafka test-postgres test-failpoints bench chaos lint lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts fmt services stop clean
 # Cargo uses all cores and locks its directory; two at once only wait for each other.
 .NOTPARALLEL:
 # Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
@@ -56,6 +56,32 @@ test-kafka: services ## the tests of the Kafka sink against a real broker (TEST_
 	    cargo test --test it $(CARGO_FLAGS) $(TEST_ARGS) kafka:: -- --test-threads=1; \
 	fi
 
+# The tests that concern the database; over servers of their own, so that those of the other targets stay as they are.
+POSTGRES_TESTS := library embedded delivery ordering parking parking_hammer crash shutdown replicas plans roles wakeup \
+    doorbell strict outage pooler failover exclusive configuration fidelity migration adoption admin lag dead prune tail \
+    intake intake_edge intake_replay intake_vectors
+test-postgres: SERVICES := target/services-$(VERSION)
+test-postgres: SERVICES_FLAGS = --no-nats --postgres $(or $(VERSION),'')
+test-postgres: services ## the tests that concern the database against VERSION=13, 14, ... of PostgreSQL (TEST_ARGS filters)
+	@set -e; trap 'scripts/services down --dir $(SERVICES)' EXIT; $(with_services) \
+	scripts/services psql --dir $(SERVICES) --no-align --tuples-only --command 'SELECT version()'; \
+	if cargo nextest --version >/dev/null 2>&1; then \
+	    cargo nextest run $(CARGO_FLAGS) -E 'test(/^($(subst $() ,|,$(strip $(POSTGRES_TESTS))))::/)' $(TEST_ARGS); \
+	else \
+	    cargo test --test it $(CARGO_FLAGS) $(TEST_ARGS) -- --test-threads=1 $(addsuffix ::,$(POSTGRES_TESTS)); \
+	fi
+
+# Of another build of the crate, with fail points in it.
+FAILPOINTS := --test failpoints --features failpoints
+test-failpoints: SERVICES_FLAGS := --no-pooler --no-nats
+test-failpoints: services ## relays that crash before and after each step of their work (TEST_ARGS filters)
+	@$(with_services) \
+	if cargo nextest --version >/dev/null 2>&1; then \
+	    cargo nextest run $(CARGO_FLAGS) $(FAILPOINTS) $(TEST_ARGS); \
+	else \
+	    cargo test $(CARGO_FLAGS) $(FAILPOINTS) $(TEST_ARGS) -- --test-threads=1; \
+	fi
+
 bench: services ## the relay's throughput and latency (BENCH_ARGS)
 	@$(with_services) cargo bench --bench relay $(CARGO_FLAGS) -- $(BENCH_ARGS)
 
@@ -72,12 +98,13 @@ lint-fmt:
 lint-clippy:
 	cargo clippy --all-targets $(CARGO_FLAGS) -- -D warnings
 
-# Each sink without the others, and none.
+# Each sink without the others, and none; and what only the fail points' build has.
 lint-features:
 	@set -e; for features in '' rabbitmq jetstream kafka; do \
 	    echo "cargo clippy --no-default-features --features '$$features'"; \
 	    cargo clippy --quiet --lib --bins --no-default-features --features "$$features" $(CARGO_FLAGS) -- -D warnings; \
 	done
+	cargo clippy --quiet --lib $(FAILPOINTS) $(CARGO_FLAGS) -- -D warnings
 
 lint-doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps $(CARGO_FLAGS)
@@ -106,7 +133,7 @@ services: ## start the private servers, or find them running
 	@scripts/services up --dir $(SERVICES) $(SERVICES_FLAGS)
 
 stop: ## stop them and remove their data
-	@scripts/services down --dir $(SERVICES)
+	@set -e; for dir in $(SERVICES) $(wildcard $(SERVICES)-*); do scripts/services down --dir "$$dir"; done
 
 # The servers first: their data is below target, and some of it may be elsewhere.
 clean: stop ## stop the servers and remove all that was built

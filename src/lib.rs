@@ -3,6 +3,8 @@
 pub mod cli;
 pub mod config;
 mod tls;
+#[cfg(feature = "failpoints")]
+mod failpoint;
 pub mod event;
 pub mod outbox;
 pub mod route;

@@ -475,7 +475,13 @@ impl StreamHandler<Vec<Settlement>> for Publisher {
             }
         }
         if !confirmed.is_empty() {
+            #[cfg(feature = "failpoints")]
+            let ids: Vec<i64> = confirmed.iter().map(|held| held.subject.id.0).collect();
+            #[cfg(feature = "failpoints")]
+            crate::failpoint::reached("confirm:before", ids.iter().copied());
             self.tell(Confirmed { held: confirmed });
+            #[cfg(feature = "failpoints")]
+            crate::failpoint::reached("confirm:after", ids);
         }
         if !flowing.is_empty() {
             let destinations = flowing;

@@ -118,7 +118,9 @@ impl Session {
         ];
         let whose: [&(dyn ToSql + Sync); 1] = [&number];
         let claim = self.statements.claim.borrow().clone();
-        in_time(async {
+        #[cfg(feature = "failpoints")]
+        crate::failpoint::reached("claim:before", []);
+        let answer = in_time(async {
             // Polled in this order, so sent in this order; answers come back in it, too. After a
             // failed statement COMMIT rolls back.
             let (begun, buckets, rows, committed) = futures_util::join!(
@@ -134,7 +136,12 @@ impl Session {
             Ok(read_answer(&buckets, &rows))
         })
         .await
-        .inspect_err(|error| self.pooler.learn(error))
+        .inspect_err(|error| self.pooler.learn(error))?;
+        #[cfg(feature = "failpoints")]
+        if !answer.rows.is_empty() {
+            crate::failpoint::reached("claim:after", answer.rows.iter().map(|row| row.id.0));
+        }
+        Ok(answer)
     }
 }
 

@@ -59,10 +59,15 @@ impl Store {
     /// # Errors
     /// When the database does not answer or refuses: nothing is known, try again.
     pub async fn mark_published(&self, ids: &[i64], token: &str) -> Result<Vec<i64>, StoreError> {
+        #[cfg(feature = "failpoints")]
+        crate::failpoint::reached("mark:before", ids.iter().copied());
         let rows = self
             .query(&self.queries.mark_published, &[&ids, &token])
             .await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
+        let marked: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+        #[cfg(feature = "failpoints")]
+        crate::failpoint::reached("mark:after", marked.iter().copied());
+        Ok(marked)
     }
 
     /// Records a failed attempt and hands back the later rows of its aggregate. Answers what it came
@@ -137,8 +142,13 @@ impl Store {
     /// # Errors
     /// When the database does not answer or refuses: nothing is known, try again.
     pub async fn release(&self, ids: &[i64], token: &str) -> Result<Vec<i64>, StoreError> {
+        #[cfg(feature = "failpoints")]
+        crate::failpoint::reached("release:before", ids.iter().copied());
         let rows = self.query(&self.queries.release, &[&ids, &token]).await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
+        let released: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+        #[cfg(feature = "failpoints")]
+        crate::failpoint::reached("release:after", released.iter().copied());
+        Ok(released)
     }
 
     /// Which of these rows are still claimed under this token.

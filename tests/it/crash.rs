@@ -153,9 +153,11 @@ async fn stopped_in_its_claim(world: &World) -> (Relay, Proxy) {
         ("relay.lease", "60s"),
         ("relay.tick", "10m"),
     ]);
+    // A session is idle for a moment before each statement of the transaction, too.
     let claiming = format!(
         "SELECT EXISTS (SELECT FROM pg_stat_activity
-                        WHERE state = 'idle in transaction' AND application_name LIKE '%{}')",
+                        WHERE state = 'idle in transaction' AND application_name LIKE '%{}'
+                          AND query LIKE '-- Second statement of the claim%')",
         relay.name
     );
     world.until(&claiming, SOON).await;

@@ -192,7 +192,11 @@ impl<'a> Run<'a> {
             at: Instant::now(),
         };
         let deadline = sent.at + self.parts.confirm_timeout;
+        #[cfg(feature = "failpoints")]
+        crate::failpoint::reached("publish:before", [event.id.0]);
         open.start(sent, message, event.payload.clone());
+        #[cfg(feature = "failpoints")]
+        crate::failpoint::reached("publish:after", [event.id.0]);
         if !self.armed {
             self.armed = true;
             self.timer.as_mut().reset(deadline);
