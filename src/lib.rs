@@ -13,3 +13,5 @@ pub mod intake;
 pub mod alert;
 pub mod admin;
 pub mod metrics;
+#[cfg(test)]
+mod properties;

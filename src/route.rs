@@ -442,3 +442,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "route_properties.rs"]
+mod properties;
