@@ -5,6 +5,8 @@ use std::fmt::Debug;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
+/// Inputs for each property, unless `PROPTEST_CASES` says otherwise.
+const CASES: u32 = 1_000;
 /// Repeats the inputs of a run that failed.
 const SEED: &str = "BELLWIRE_SEED";
 
@@ -19,7 +21,9 @@ where
     let seed = given.map_or_else(rand::random::<u64>, |text| text.parse().expect("a number"));
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let cases = std::env::var("PROPTEST_CASES").ok();
     let config = Config {
+        cases: cases.map_or(CASES, |text| text.parse().expect("a number")),
         // The seed says the same without a file.
         failure_persistence: None,
         ..Config::default()

@@ -130,9 +130,7 @@ impl World {
                 .waiting
                 .range_mut((bucket, *start)..=(bucket, i64::MAX));
             let met = met.take(usize::try_from(request.visits).unwrap());
-            let mut visited = 0;
-            for ((_, aggregate), rows) in met {
-                visited += 1;
+            for (visited, ((_, aggregate), rows)) in (1..).zip(met) {
                 answer.visits.retain(|visit| visit.bucket != bucket);
                 answer.visits.push(Visit {
                     bucket,
