@@ -10,7 +10,7 @@ with_services = set -a; . $(SERVICES)/env; set +a;
 CARGO_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-intake test test-kafka test-postgres test-failpoints bench chaos lint lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts fmt services stop clean
+.PHONY: help demo demo-intake test test-kafka test-postgres test-failpoints bench chaos fuzz lint lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts fmt services stop clean
 # Cargo uses all cores and locks its directory; two at once only wait for each other.
 .NOTPARALLEL:
 # Under `make -j` it would tell cargo of a jobserver that only sub-makes can reach.
@@ -89,6 +89,25 @@ bench: services ## the relay's throughput and latency (BENCH_ARGS)
 chaos: ## relays, servers and network fail for 15 minutes while it is judged what arrives (CHAOS_ARGS)
 	@scripts/services up --dir $(SERVICES) $(SERVICES_FLAGS) >&2
 	@$(with_services) cargo test --quiet --test chaos $(CARGO_FLAGS) -- run $(CHAOS_ARGS)
+
+# Of each target. FUZZ_TARGETS names fewer; without Kafka's, whose client takes long to build, unless named.
+FUZZ_SECONDS ?= 10
+FUZZ_TARGETS ?= $(filter-out kafka_message,$(patsubst fuzz/fuzz_targets/%.rs,%,$(wildcard fuzz/fuzz_targets/*.rs)))
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+# As cargo-fuzz does it, but for its sanitizers, which need a nightly compiler.
+FUZZ_RUSTFLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares
+
+fuzz: ## every parser takes whatever libFuzzer makes up (FUZZ_SECONDS for each, FUZZ_TARGETS, FUZZ_ARGS)
+	@RUSTFLAGS='$(FUZZ_RUSTFLAGS)' cargo build --release --manifest-path fuzz/Cargo.toml --target $(HOST) $(CARGO_FLAGS) \
+	    $(if $(filter kafka_message,$(FUZZ_TARGETS)),--features kafka) $(FUZZ_TARGETS:%=--bin %)
+	@set -e; for target in $(FUZZ_TARGETS); do \
+	    echo "fuzz $$target"; \
+	    mkdir -p "fuzz/artifacts/$$target" "target/fuzz/$$target"; \
+	    "fuzz/target/$(HOST)/release/$$target" -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=512 -verbosity=0 \
+	        -print_final_stats=1 -artifact_prefix="fuzz/artifacts/$$target/" $(FUZZ_ARGS) "target/fuzz/$$target" "fuzz/corpus/$$target"; \
+	done
 
 lint: lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts ## what CI checks beside the tests
 

@@ -111,7 +111,7 @@ impl OutboxEvent {
     }
 
     /// An event for tests.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn sample(id: i64, aggregate: (&str, &str), event_type: &str) -> Self {
         Self {
             id: EventId(id),

@@ -15,3 +15,8 @@ pub mod intake;
 pub mod alert;
 pub mod admin;
 pub mod metrics;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
+#[cfg(test)]
+mod properties;

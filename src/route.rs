@@ -338,4 +338,6 @@ impl Route {
 }
 
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 mod tests;

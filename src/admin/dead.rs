@@ -88,6 +88,29 @@ pub(super) struct Order {
     limit: Option<u32>,
 }
 
+impl Order {
+    /// Which dead events it means: every one only if it says so.
+    pub(super) fn filter(self) -> Result<DeadFilter, &'static str> {
+        let all = self.all;
+        let filter = DeadFilter {
+            ids: self.ids,
+            aggregate_type: self.aggregate_type,
+            aggregate_id: self.aggregate_id,
+            event_type: self.event_type,
+            reason: self.reason,
+            older_than: self.older_than,
+            newer_than: self.newer_than,
+        };
+        match (filter.is_empty(), all) {
+            (true, false) => {
+                Err("no condition is given: say which, or \"all\": true for every dead event")
+            }
+            (false, true) => Err("\"all\": true contradicts the conditions beside it"),
+            _ => Ok(filter),
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Listed {
     /// Of this kind, whatever the limit.
@@ -167,22 +190,12 @@ pub(super) async fn discard(
 }
 
 async fn change(sources: &Sources, order: Order, change: Change) -> HttpResponse {
-    let filter = DeadFilter {
-        ids: order.ids,
-        aggregate_type: order.aggregate_type,
-        aggregate_id: order.aggregate_id,
-        event_type: order.event_type,
-        reason: order.reason,
-        older_than: order.older_than,
-        newer_than: order.newer_than,
+    let (limit, dry_run) = (order.limit, order.dry_run);
+    let filter = match order.filter() {
+        Ok(filter) => filter,
+        Err(reason) => return refused(reason),
     };
-    if filter.is_empty() && !order.all {
-        return refused("no condition is given: say which, or \"all\": true for every dead event");
-    }
-    if !filter.is_empty() && order.all {
-        return refused("\"all\": true contradicts the conditions beside it");
-    }
-    let limit = order.limit.unwrap_or(MOST);
+    let limit = limit.unwrap_or(MOST);
     if !(1..=MOST).contains(&limit) {
         return refused(&format!("limit: must be between 1 and {MOST}"));
     }
@@ -196,7 +209,7 @@ async fn change(sources: &Sources, order: Order, change: Change) -> HttpResponse
         let Changed {
             changed,
             passed_over,
-        } = if order.dry_run {
+        } = if dry_run {
             Changed::default()
         } else {
             store
@@ -204,9 +217,9 @@ async fn change(sources: &Sources, order: Order, change: Change) -> HttpResponse
                 .await?
         };
         Ok(Report {
-            dry_run: order.dry_run,
+            dry_run,
             matched,
-            would_change: order.dry_run.then_some(will),
+            would_change: dry_run.then_some(will),
             changed,
             passed_over,
             not_dead,

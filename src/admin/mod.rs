@@ -20,6 +20,8 @@ use crate::relay::supervisor::{self, Nudge, Supervisor};
 use crate::store::{Lag, ReplicaStatus, Store, StoreError};
 
 mod dead;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod intake;
 mod tail;
 

@@ -7,7 +7,16 @@ use tracing_subscriber::EnvFilter;
 use crate::config::{ConfigError, LogConfig, LogFormat};
 
 /// Targets of our crates' that print bodies or secrets at some level, whatever is asked for.
-const SILENCED: &[&str] = &["lapin::returned_messages=off"];
+const SILENCED: &[&str] = &[
+    "lapin::returned_messages=off",
+    // Frames, of which one holds the password and others hold bodies.
+    "lapin::channels=off",
+    "lapin::frames=off",
+    "lapin::internal_rpc=off",
+    "lapin::io_loop=off",
+    // The same of NATS: what it connects with.
+    "async_nats::connection=off",
+];
 /// Crates whose own reports repeat ours; `log.level` may ask for them again.
 const QUIETENED: &[&str] = &[
     "lapin=off",

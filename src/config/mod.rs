@@ -20,6 +20,8 @@ mod admin;
 mod alerts;
 mod database;
 mod environment;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod intake;
 mod jetstream;
 mod kafka;
@@ -171,16 +173,30 @@ impl Config {
     /// # Errors
     /// Names the file or the key, and what would be right.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
-        let mut builder = config::Config::builder();
         let path = file.unwrap_or(Path::new(DEFAULT_FILE));
-        if file.is_some() || path.exists() {
+        let text = if file.is_some() || path.exists() {
             let text = std::fs::read_to_string(path).map_err(|error| ConfigError::File {
                 path: path.to_owned(),
                 reason: error.to_string(),
             })?;
-            builder = builder.add_source(config::File::from_str(&text, config::FileFormat::Toml));
-        }
+            Some(text)
+        } else {
+            None
+        };
         let environment = Environment::read(std::env::vars_os())?;
+        Self::read(path, text.as_deref(), &environment)
+    }
+
+    /// What the file (if there is one) and the environment say.
+    fn read(
+        path: &Path,
+        text: Option<&str>,
+        environment: &Environment,
+    ) -> Result<Self, ConfigError> {
+        let mut builder = config::Config::builder();
+        if let Some(text) = text {
+            builder = builder.add_source(config::File::from_str(text, config::FileFormat::Toml));
+        }
         for (key, value) in &environment.well_known {
             builder = builder
                 .set_override(key, value.as_str())
@@ -212,7 +228,7 @@ impl Config {
             };
             environment.hide(ConfigError::key(key, reason))
         })?;
-        loaded.read_secrets(&environment)?;
+        loaded.read_secrets(environment)?;
         loaded.validate().map_err(|error| environment.hide(error))?;
         Ok(loaded)
     }

@@ -233,3 +233,7 @@ mod tests {
         assert!(!refused("host=h sslpassword=S3cret").contains("S3cret"));
     }
 }
+
+#[cfg(test)]
+#[path = "postgres_url_properties.rs"]
+mod properties;

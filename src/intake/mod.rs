@@ -46,6 +46,8 @@ pub mod replay;
 pub mod dead;
 pub mod report;
 mod upkeep;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 
 use gate::Gate;
 use replay::Replay;

@@ -183,3 +183,7 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "pointer_properties.rs"]
+mod properties;

@@ -514,3 +514,7 @@ mod tests {
         assert!(!call(&[b"a\tb"], &[b"1"], &[b"v1,a"]));
     }
 }
+
+#[cfg(test)]
+#[path = "signature_properties.rs"]
+mod properties;

@@ -240,3 +240,7 @@ mod tests {
         );
     }
 }
+
+#[cfg(test)]
+#[path = "breaker_properties.rs"]
+mod properties;

@@ -542,3 +542,7 @@ mod tests {
         assert_eq!(circuits.due(later).len(), 1);
     }
 }
+
+#[cfg(test)]
+#[path = "circuits_properties.rs"]
+mod properties;

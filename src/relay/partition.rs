@@ -326,3 +326,7 @@ mod tests {
         assert!(queue.aggregates.is_empty());
     }
 }
+
+#[cfg(test)]
+#[path = "partition_properties.rs"]
+mod properties;

@@ -509,3 +509,7 @@ mod tests {
         assert_eq!(rounds.rows_per_aggregate, MOST_ROWS_PER_AGGREGATE);
     }
 }
+
+#[cfg(test)]
+#[path = "rounds_properties.rs"]
+mod properties;

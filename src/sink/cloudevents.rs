@@ -6,6 +6,9 @@ use crate::event::OutboxEvent;
 use crate::relay::failure::Cause;
 use crate::sink::SinkError;
 
+/// In seconds since 1970.
+const YEAR_10000: u64 = 253_402_300_800;
+
 /// The attributes, with the prefix. `source` names the installation: with the id it is unique.
 ///
 /// # Errors
@@ -31,8 +34,10 @@ pub(super) fn attributes(
     if !event.key.aggregate_id.is_empty() {
         attributes.push(("ce_subject", event.key.aggregate_id.to_string()));
     }
-    let created = event.created_at.map(Duration::from_secs);
-    if let Some(created) = created.and_then(|since| UNIX_EPOCH.checked_add(since)) {
+    // PostgreSQL knows later years, but the form of an attribute has four digits for one.
+    let created = event.created_at.filter(|since| *since < YEAR_10000);
+    if let Some(since) = created {
+        let created = UNIX_EPOCH + Duration::from_secs(since);
         let text = humantime::format_rfc3339_seconds(created).to_string();
         attributes.push(("ce_time", text));
     }
@@ -74,3 +79,7 @@ mod tests {
         assert_eq!(error.cause, Cause::IllegalName);
     }
 }
+
+#[cfg(test)]
+#[path = "cloudevents_properties.rs"]
+mod properties;

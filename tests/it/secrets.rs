@@ -17,7 +17,7 @@ type Settings<'a> = &'a [(&'a str, &'a str)];
 const MISCONFIGURED: Option<i32> = Some(2);
 const FAILED: Option<i32> = Some(1);
 
-fn with_user(url: &str, user: &str, password: &str) -> String {
+pub fn with_user(url: &str, user: &str, password: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap();
     let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
     let password = utf8_percent_encode(password, NON_ALPHANUMERIC);
@@ -161,7 +161,7 @@ async fn a_file_that_cannot_be_used_is_named_and_not_shown() {
 }
 
 /// A role of this world's name that must know this password, over TLS.
-async fn role_with_password(world: &World, servers: &TlsServers, password: &str) -> String {
+pub async fn role_with_password(world: &World, servers: &TlsServers, password: &str) -> String {
     let name = &world.schema;
     set_password(
         world,
@@ -173,7 +173,7 @@ async fn role_with_password(world: &World, servers: &TlsServers, password: &str)
     with_user(&servers.postgres, name, password) + "?sslmode=require"
 }
 
-async fn set_password(world: &World, verb: &str, options: &str, password: &str) {
+pub async fn set_password(world: &World, verb: &str, options: &str, password: &str) {
     let name = &world.schema;
     let password = password.replace('\'', "''");
     world

@@ -32,6 +32,8 @@ use crate::sink::{Lane, Sink, SinkError, Transport};
 mod alive;
 mod connection;
 mod doubt;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod lane;
 mod link;
 mod message;

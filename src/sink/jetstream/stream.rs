@@ -66,18 +66,23 @@ pub(super) async fn look(link: &Link, stream: &str, within: Duration) -> Result<
         Answer::Nobody => return Err(unavailable("nobody answers its API")),
         Answer::Reply(reply) => reply,
     };
-    match serde_json::from_slice::<Reply>(&reply) {
+    seen(&reply).map_err(|reason| unavailable(&reason))
+}
+
+/// What the API's answer says, or why it says nothing.
+pub(super) fn seen(reply: &[u8]) -> Result<Seen, String> {
+    match serde_json::from_slice::<Reply>(reply) {
         Ok(Reply {
             error: Some(error), ..
         }) if error.err_code == NOT_FOUND => Ok(Seen::Missing),
         Ok(Reply {
             error: Some(error), ..
-        }) => Err(unavailable(&error.description)),
+        }) => Err(error.description),
         Ok(Reply {
             config: Some(settings),
             ..
         }) => Ok(Seen::Stream(Box::new(settings))),
-        _ => Err(unavailable("its API answers something else")),
+        _ => Err("its API answers something else".into()),
     }
 }
 

@@ -59,7 +59,7 @@ pub(super) fn verdict(reply: &Message, stream: &str) -> Verdict {
     of_body(&reply.payload, stream)
 }
 
-fn of_body(body: &[u8], stream: &str) -> Verdict {
+pub(super) fn of_body(body: &[u8], stream: &str) -> Verdict {
     let Ok(reply) = serde_json::from_slice::<Reply>(body) else {
         return Verdict::Stray;
     };

@@ -29,6 +29,8 @@ use crate::sink::rules::Check;
 use crate::sink::{Lane, Sink, SinkError, Transport};
 
 mod connection;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod lane;
 mod link;
 mod message;

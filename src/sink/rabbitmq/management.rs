@@ -326,6 +326,24 @@ impl Management {
     }
 }
 
+/// Any bytes as the answer to each question.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_any(bytes: &[u8]) {
+    if let Ok(found) = serde_json::from_slice::<Description>(bytes) {
+        let alternate = alternate_in(&found.arguments);
+        let found = Found {
+            kind: found.kind,
+            bindings: 0,
+            alternate,
+        };
+        assert!(!found.to_string().contains(char::is_control), "one line");
+    }
+    if let Ok(policy) = serde_json::from_slice::<PolicyDescription>(bytes) {
+        let _ = alternate_in(&policy.definition);
+    }
+    let _ = serde_json::from_slice::<Vec<IgnoredAny>>(bytes);
+}
+
 fn address(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     let port = url.port_or_known_default().unwrap_or_default();

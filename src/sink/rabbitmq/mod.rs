@@ -38,6 +38,8 @@ use crate::sink::{Lane, Sink, SinkError, Transport};
 mod channel;
 mod connection;
 mod fault;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod guard;
 mod in_flight;
 mod lane;
