@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 
-use bellwire::config::Config;
+use bellwire::config::{AlsoConfig, Config, RouteConfig, SinkSetting};
+use bellwire::sink::open;
 
 use crate::support::{Relay, Run, SOON, World, amqp_url, database_url};
 
@@ -253,6 +254,69 @@ async fn a_wrong_file_is_named_and_its_secrets_are_not_shown() {
     for (text, words) in cases {
         std::fs::write(&file, text).unwrap();
         assert_one_line(&without_urls(path).await, MISCONFIGURED, words);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_place_of_a_route_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("my.toml");
+    let cases: &[(&str, &[&str])] = &[
+        (
+            "[[routes]]\nsink = \"kinesis\"\n",
+            &["routes[0].sink", "jetstream"],
+        ),
+        (
+            "[[routes]]\n[[routes.also]]\ndestination = \"a\"\n[[routes.also]]\nsink = \"sqs\"\n",
+            &["routes[0].also[1].sink", "must be"],
+        ),
+        (
+            "[[routes]]\n[[routes.also]]\npublish_to = \"dead\"\n",
+            &["routes[0].also[0].publish_to", "unknown"],
+        ),
+        (
+            "[[routes]]\n[[routes.also]]\ndestination = \"{tenant}\"\n",
+            &["routes[0].also[0].destination", "{tenant}"],
+        ),
+        (
+            "[[routes]]\n[[routes.also]]\n",
+            &["routes[0].also[0]", "already"],
+        ),
+        (
+            "[[routes]]\naggregate_type = \"a\"\nsink = \"jetstream\"\n",
+            &["jetstream.stream", "is not set"],
+        ),
+        (
+            "[kafka]\nconfirm_timeout = \"40s\"\n[[routes]]\n[[routes.also]]\nsink = \"kafka\"\n",
+            &["kafka.confirm_timeout", "shorter than relay.lease"],
+        ),
+    ];
+    for (text, words) in cases {
+        std::fs::write(&file, text).unwrap();
+        let path = file.to_str().unwrap();
+        assert_one_line(&without_urls(path).await, MISCONFIGURED, words);
+    }
+}
+
+#[test]
+fn every_sink_in_use_needs_its_url() {
+    let mut config = Config::default();
+    config.rabbitmq.url = Some("amqp://localhost".into());
+    assert!(open(&config).is_ok());
+    let mut route = RouteConfig::default();
+    let also = |sink| AlsoConfig {
+        sink: Some(sink),
+        destination: Some("events".into()),
+        ..AlsoConfig::default()
+    };
+    for (sink, key) in [
+        (SinkSetting::Jetstream, "jetstream.url"),
+        (SinkSetting::Kafka, "kafka.bootstrap_servers"),
+    ] {
+        route.also = vec![also(sink)];
+        config.routes = vec![route.clone()];
+        let error = open(&config).err().unwrap();
+        assert!(error.message.starts_with(key), "{error}");
     }
 }
 
