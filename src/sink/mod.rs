@@ -163,6 +163,10 @@ pub fn open(config: &Config) -> Result<Arc<dyn Sink>, SinkError> {
     }
 }
 
+#[cfg_attr(
+    not(any(feature = "rabbitmq", feature = "jetstream", feature = "kafka")),
+    expect(unused_variables, reason = "the null sink has no section")
+)]
 fn open_one(config: &Config, used: &SinkInUse) -> Result<Arc<dyn Sink>, SinkError> {
     Ok(match used.sink {
         #[cfg(feature = "rabbitmq")]

@@ -69,6 +69,10 @@ impl SinkRules {
     }
 }
 
+#[cfg_attr(
+    not(any(feature = "rabbitmq", feature = "jetstream", feature = "kafka")),
+    expect(unused_variables, reason = "the null sink has no section")
+)]
 fn check(config: &Config, used: &SinkInUse) -> Result<Check, ConfigError> {
     Ok(match used.sink {
         #[cfg(feature = "rabbitmq")]

@@ -7,8 +7,8 @@
 //! Invariants, and where they are kept:
 //! - exactly one settlement for a delivery, when all of its copies are settled: `lane`;
 //! - what becomes of an event that not all places took: `verdict`;
-//! - trouble of one sink is no trouble of the connection, which would stop the others: [`Part::told`];
-//! - a destination's name within an inner sink is the one that this sink knows: [`Delivery::copy_for`].
+//! - trouble of one sink is no trouble of the connection, which would stop the others: `Part::told`;
+//! - a destination's name within an inner sink is the one that this sink knows: `Delivery::copy_for`.
 
 use std::sync::Arc;
 
