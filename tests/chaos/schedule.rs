@@ -13,7 +13,7 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
 /// Faults of one round. There are as many targets as the most, with three relays.
-const AT_ONCE: std::ops::RangeInclusive<usize> = 2..=5;
+const AT_ONCE: std::ops::RangeInclusive<usize> = 3..=5;
 /// A fault begins within this of its round's beginning.
 const SPREAD_MS: u64 = 2_000;
 /// Of so many rounds one is a lone kill, so long after the faults before it that they are over.
