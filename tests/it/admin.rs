@@ -553,9 +553,9 @@ async fn whoever_has_the_key_wakes_all_relays_and_nobody_else_does() {
     let by_path = format!("/wake/{}", WAKE_KEY.1);
 
     // Over many aggregates, so that both relays own some. What the change of shares left to do is over
-    // once they stay where they are.
+    // once they stay where they are for longer than a relay pauses between looks at open writers.
     world.fill("order", 20, 1).await;
-    while !world.rest(Duration::from_secs(1)).await.is_empty() {
+    while !world.rest(Duration::from_secs(3)).await.is_empty() {
         // Perhaps one of them alone has looked. After a wake-up they look again for a while.
         request(&address, "POST", "/wake", &[&right], "").await;
         world.until_published(SOON).await;
