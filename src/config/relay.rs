@@ -7,8 +7,8 @@ use serde::Deserialize;
 use super::{ConfigError, DAY, MILLISECOND, SECOND, at_least_one, at_most, within};
 use crate::event::BUCKETS;
 
-/// Two cores drain a tenth more with them than with 8, into RabbitMQ as into JetStream: claims, sends and
-/// marks overlap more. Aggregates, not partitions, bound what goes in parallel.
+/// Two cores drain a tenth more into JetStream with them than with 8, since claims, sends and marks overlap more, and about
+/// as much into RabbitMQ. Aggregates, not partitions, bound what goes in parallel.
 pub const DEFAULT_PARTITIONS: usize = 16;
 /// Confirms outstanding per partition: a classic queue's throughput stops growing at 512 in all.
 pub const DEFAULT_WINDOW: usize = 64;
