@@ -102,11 +102,12 @@ FUZZ_RUSTFLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 fuzz: ## every parser takes whatever libFuzzer makes up (FUZZ_SECONDS for each, FUZZ_TARGETS, FUZZ_ARGS)
 	@RUSTFLAGS='$(FUZZ_RUSTFLAGS)' cargo build --release --manifest-path fuzz/Cargo.toml --target $(HOST) $(CARGO_FLAGS) \
 	    $(if $(filter kafka_message,$(FUZZ_TARGETS)),--features kafka) $(FUZZ_TARGETS:%=--bin %)
-	@set -e; for target in $(FUZZ_TARGETS); do \
+	@set -eo pipefail; for target in $(FUZZ_TARGETS); do \
 	    echo "fuzz $$target"; \
 	    mkdir -p "fuzz/artifacts/$$target" "target/fuzz/$$target"; \
 	    "fuzz/target/$(HOST)/release/$$target" -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=512 -verbosity=0 \
-	        -print_final_stats=1 -artifact_prefix="fuzz/artifacts/$$target/" $(FUZZ_ARGS) "target/fuzz/$$target" "fuzz/corpus/$$target"; \
+	        -print_final_stats=1 -artifact_prefix="fuzz/artifacts/$$target/" $(FUZZ_ARGS) "target/fuzz/$$target" "fuzz/corpus/$$target" 2>&1 \
+	        | sed '/ Recommended dictionary/,/ End of recommended/d'; \
 	done
 
 lint: lint-fmt lint-clippy lint-features lint-doc lint-shell lint-alerts ## what CI checks beside the tests
