@@ -1,4 +1,4 @@
-//! TLS towards both servers: whom to trust, who we are, and what went wrong.
+//! TLS: whom to trust, who we are, and what went wrong; towards servers, and on a port of ours.
 //!
 //! Files are read again for each connection, so that renewed certificates need no restart. A message
 //! names the option, the file and the remedy, and never shows what a key file holds.
@@ -15,7 +15,11 @@ use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{AlertDescription, CertificateError, InconsistentKeys};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+mod served;
+
+pub(crate) use served::server_config;
 
 /// How much of the server's certificate is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +102,47 @@ impl PemFile {
     }
 }
 
+/// What a section names, each with its option: a CA, our certificate and its key.
+pub(crate) type Files<'a> = [(&'static str, Option<&'a Path>); 3];
+
 impl Tls {
+    /// With these files, towards servers that must show a certificate for their name. Opens none.
+    ///
+    /// # Errors
+    /// Names the file that does not go with the rest.
+    pub(crate) fn by_files([(ca_option, ca), certificate, key]: Files) -> Result<Self, TlsError> {
+        Ok(Self {
+            verify: Verify::ChainAndName,
+            ca_option,
+            ca: ca.map(|path| PemFile {
+                option: ca_option,
+                path: path.to_owned(),
+            }),
+            identity: identity(certificate, key)?,
+        })
+    }
+
+    /// The same where TLS is asked for; elsewhere none, and no file may be named: `why` says what asks for it.
+    ///
+    /// # Errors
+    /// Names the file that does not go with the rest.
+    pub(crate) fn if_asked_for(
+        asked_for: bool,
+        files: Files,
+        why: &str,
+    ) -> Result<Option<Self>, TlsError> {
+        if asked_for {
+            return Self::by_files(files).map(Some);
+        }
+        match files.into_iter().find(|(_, path)| path.is_some()) {
+            Some((option, _)) => Err(TlsError {
+                option,
+                reason: why.to_owned(),
+            }),
+            None => Ok(None),
+        }
+    }
+
     /// Reads the files.
     ///
     /// # Errors
@@ -159,28 +203,6 @@ impl Tls {
         }
         Ok(roots)
     }
-}
-
-/// What a port of ours needs to speak TLS. Reads the files.
-///
-/// # Errors
-/// Names the option, the file and what is wrong with it.
-pub(crate) fn server_config(
-    certificate: (&'static str, &Path),
-    key: (&'static str, &Path),
-) -> Result<ServerConfig, TlsError> {
-    let file = |(option, path): (&'static str, &Path)| PemFile {
-        option,
-        path: path.to_owned(),
-    };
-    let (certificate, key) = (file(certificate), file(key));
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("ring supports the default protocol versions")
-        .with_no_client_auth()
-        .with_single_cert(certificate.certificates()?, key.key()?)
-        .map_err(|error| unusable(&certificate, &key, error))
 }
 
 /// Which of the two cannot be used, and why.

@@ -10,7 +10,7 @@ use actix_web::{FromRequest, HttpRequest, HttpResponse};
 use serde::{Deserialize, Serialize};
 
 use super::{Sources, bearer, refused, refuses, unavailable};
-use crate::store::{Change, Changed, DeadEvent, DeadFilter, NotDead};
+use crate::store::{Change, DeadEvent, DeadFilter};
 
 /// Events in one answer, unless asked for otherwise.
 const LISTED: u32 = 100;
@@ -118,21 +118,6 @@ struct Listed {
     events: Vec<DeadEvent>,
 }
 
-#[derive(Serialize)]
-struct Report {
-    dry_run: bool,
-    /// Before the change, whatever the limit.
-    matched: i64,
-    /// Of a dry run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    would_change: Option<u64>,
-    changed: u64,
-    /// Locked, or changed by somebody else meanwhile.
-    passed_over: u64,
-    /// Events that were named by id and are not dead.
-    not_dead: Vec<NotDead>,
-}
-
 pub(super) async fn list(
     _: Admitted,
     sources: Data<Sources>,
@@ -199,33 +184,11 @@ async fn change(sources: &Sources, order: Order, change: Change) -> HttpResponse
     if !(1..=MOST).contains(&limit) {
         return refused(&format!("limit: must be between 1 and {MOST}"));
     }
-    let (limit, store) = (u64::from(limit), &sources.store);
-    let answer = async {
-        let matched = store.dead_count(&filter).await?;
-        let will = u64::try_from(matched).unwrap_or(0).min(limit);
-        // Asked for before the change: afterwards those that were replayed are not dead either.
-        let named = filter.ids.as_deref().unwrap_or_default();
-        let not_dead = store.not_dead(named).await?;
-        let Changed {
-            changed,
-            passed_over,
-        } = if dry_run {
-            Changed::default()
-        } else {
-            store
-                .dead_change_all(change, &filter, Some(limit), |_| {})
-                .await?
-        };
-        Ok(Report {
-            dry_run,
-            matched,
-            would_change: dry_run.then_some(will),
-            changed,
-            passed_over,
-            not_dead,
-        })
-    };
-    match answer.await {
+    let answer = sources
+        .store
+        .dead_order(change, &filter, Some(limit.into()), dry_run, |_, _| {})
+        .await;
+    match answer {
         Ok(report) => HttpResponse::Ok().json(report),
         Err(error) => unavailable(&error),
     }

@@ -11,7 +11,7 @@ use super::{FAILED, Failure, open_store, print_json};
 use crate::config::Config;
 use crate::event::OneLine;
 use crate::store::{
-    Change, Changed, DeadEvent, DeadFilter, EventDetails, MOST_HELD_BACK, NotDead, Store,
+    Change, DeadEvent, DeadFilter, DeadReport, EventDetails, MOST_HELD_BACK, NotDead, Store,
 };
 
 /// Events listed unless asked for otherwise.
@@ -245,21 +245,6 @@ fn print(event: &EventDetails) {
     }
 }
 
-/// What is said of an order, as JSON.
-#[derive(Serialize)]
-struct Report {
-    dry_run: bool,
-    /// Dead events that fulfil the conditions, whatever the limit.
-    matched: i64,
-    /// Of a dry run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    would_change: Option<u64>,
-    changed: u64,
-    passed_over: u64,
-    /// Events that were named by id and are not dead.
-    not_dead: Vec<NotDead>,
-}
-
 async fn change(store: &Store, order: &Order, change: Change) -> Result<u8, Failure> {
     let filter = order.which.filter();
     match (filter.is_empty(), order.all) {
@@ -271,28 +256,7 @@ async fn change(store: &Store, order: &Order, change: Change) -> Result<u8, Fail
         (false, true) => return Err(misused("--all contradicts the conditions beside it")),
         _ => {}
     }
-    let matched = store.dead_count(&filter).await?;
-    let will = u64::try_from(matched)
-        .unwrap_or(0)
-        .min(order.limit.unwrap_or(u64::MAX));
-    // Asked for before the change: afterwards those that were replayed are not dead either.
-    let not_dead = store.not_dead(&order.which.ids).await?;
-    let Changed {
-        changed,
-        passed_over,
-    } = if order.dry_run {
-        Changed::default()
-    } else {
-        carry_out(store, change, &filter, order.limit, will).await?
-    };
-    let report = Report {
-        dry_run: order.dry_run,
-        matched,
-        would_change: order.dry_run.then_some(will),
-        changed,
-        passed_over,
-        not_dead,
-    };
+    let report = carry_out(store, order, change, &filter).await?;
     if order.json {
         print_json(&report)?;
     } else {
@@ -300,44 +264,47 @@ async fn change(store: &Store, order: &Order, change: Change) -> Result<u8, Fail
             Change::Replay => "replayed",
             Change::Discard => "discarded",
         };
-        if order.dry_run {
-            say!("{will} of {matched} dead event(s) would be {done}");
-        } else {
-            say!("{done} {changed} of {matched} dead event(s)");
+        let matched = report.matched;
+        match report.would_change {
+            Some(will) => say!("{will} of {matched} dead event(s) would be {done}"),
+            None => say!("{done} {} of {matched} dead event(s)", report.changed),
         }
     }
     explain(&report, &order.which.ids);
-    let effective = report.would_change.unwrap_or(changed);
+    let effective = report.would_change.unwrap_or(report.changed);
     Ok(if effective == 0 { FAILED } else { 0 })
 }
 
 async fn carry_out(
     store: &Store,
+    order: &Order,
     change: Change,
     filter: &DeadFilter,
-    limit: Option<u64>,
-    will: u64,
-) -> Result<Changed, Failure> {
+) -> Result<DeadReport, Failure> {
     let progress = std::io::stderr().is_terminal();
-    let step = |done: u64| {
+    let mut begun = false;
+    let step = |done: u64, will: u64| {
+        begun = true;
         if progress {
             eprint!("\r{done} of {will}");
         }
     };
-    let changed = store.dead_change_all(change, filter, limit, step).await;
-    if progress && will > 0 {
+    let report = store
+        .dead_order(change, filter, order.limit, order.dry_run, step)
+        .await;
+    if progress && begun {
         eprintln!();
     }
-    let changed = changed.map_err(|error| {
+    let report = report.map_err(|error| {
         anyhow!(
             "{error}; what was done before that stays done, `bellwire dead list` shows what is left"
         )
     })?;
-    Ok(changed)
+    Ok(report)
 }
 
 /// Says why events were left as they are.
-fn explain(report: &Report, named: &[i64]) {
+fn explain(report: &DeadReport, named: &[i64]) {
     if report.passed_over > 0 {
         eprintln!(
             "bellwire: {} dead event(s) left as they are: locked, or changed by somebody else meanwhile",

@@ -44,9 +44,9 @@ const LONGEST_SOURCE: usize = 40;
 pub struct IntakeConfig {
     /// Address that senders post to; `off` for no intake.
     pub listen: Listen,
-    /// PEM file with our certificate: without it the intake speaks plain HTTP, for a proxy.
+    /// PEM file with our certificate: without it the intake speaks plain HTTP, for a proxy. Read again when it changes.
     pub cert_file: Option<PathBuf>,
-    /// PEM file with its key.
+    /// PEM file with its key. Read again when it changes.
     pub key_file: Option<PathBuf>,
     /// Transactions at a time.
     pub concurrency: u32,

@@ -1,13 +1,13 @@
 //! `[jetstream]`: Where events go when `relay.sink` is `jetstream`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
 use url::Url;
 
 use super::{ConfigError, HOUR, MILLISECOND, Secret, within};
-use crate::tls::{self, PemFile, Tls, Verify};
+use crate::tls::{self, Tls};
 
 /// What the subjects of events begin with: consumers filter on `events.order.*`.
 pub const DEFAULT_PREFIX: &str = "events";
@@ -159,29 +159,12 @@ impl JetstreamConfig {
     /// # Errors
     /// Names the file that does not go with the rest.
     pub(crate) fn tls(&self) -> Result<Option<Tls>, ConfigError> {
-        let servers = self.servers()?;
-        let [(option, ca), certificate, key] = self.files();
-        if servers.iter().any(|url| url.scheme() == "tls") {
-            return Ok(Some(Tls {
-                verify: Verify::ChainAndName,
-                ca_option: option,
-                ca: ca.map(|path| PemFile {
-                    option,
-                    path: path.to_owned(),
-                }),
-                identity: tls::identity(certificate, key)?,
-            }));
-        }
-        match self.files().into_iter().find(|(_, path)| path.is_some()) {
-            Some((option, _)) => Err(ConfigError::key(
-                option,
-                "is given, but jetstream.url asks for no TLS: make it tls://…",
-            )),
-            None => Ok(None),
-        }
+        let asked_for = self.servers()?.iter().any(|url| url.scheme() == "tls");
+        let why = "is given, but jetstream.url asks for no TLS: make it tls://…";
+        Ok(Tls::if_asked_for(asked_for, self.files(), why)?)
     }
 
-    fn files(&self) -> [(&'static str, Option<&Path>); 3] {
+    fn files(&self) -> tls::Files<'_> {
         [
             ("jetstream.ca_file", self.ca_file.as_deref()),
             ("jetstream.cert_file", self.cert_file.as_deref()),

@@ -1,13 +1,13 @@
 //! `[kafka]`: Where events go when `relay.sink` is `kafka`.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::{ConfigError, HOUR, MILLISECOND, SECOND, Secret, at_most, within};
-use crate::tls::{self, PemFile, Tls, Verify};
+use crate::tls::{self, Tls};
 
 /// What the names of topics begin with: `<prefix>.<aggregate_type>`.
 const DEFAULT_PREFIX: &str = "events";
@@ -332,28 +332,11 @@ impl KafkaConfig {
     /// # Errors
     /// Names the file that does not go with the rest.
     pub(crate) fn tls(&self) -> Result<Option<Tls>, ConfigError> {
-        let [(option, ca), certificate, key] = self.files();
-        if self.tls {
-            return Ok(Some(Tls {
-                verify: Verify::ChainAndName,
-                ca_option: option,
-                ca: ca.map(|path| PemFile {
-                    option,
-                    path: path.to_owned(),
-                }),
-                identity: tls::identity(certificate, key)?,
-            }));
-        }
-        match self.files().into_iter().find(|(_, path)| path.is_some()) {
-            Some((option, _)) => Err(ConfigError::key(
-                option,
-                "is given, but kafka.tls is not on: set kafka.tls = true",
-            )),
-            None => Ok(None),
-        }
+        let why = "is given, but kafka.tls is not on: set kafka.tls = true";
+        Ok(Tls::if_asked_for(self.tls, self.files(), why)?)
     }
 
-    fn files(&self) -> [(&'static str, Option<&Path>); 3] {
+    fn files(&self) -> tls::Files<'_> {
         [
             ("kafka.ca_file", self.ca_file.as_deref()),
             ("kafka.cert_file", self.cert_file.as_deref()),

@@ -1,13 +1,13 @@
 //! `[rabbitmq]`: Where events go.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
 use url::Url;
 
 use super::{ConfigError, HOUR, MILLISECOND, Secret, within};
-use crate::tls::{self, PemFile, Tls, Verify};
+use crate::tls::{self, Tls};
 
 /// A topic exchange: consumers bind to `order.*` or `*.OrderPlaced` on it.
 pub const DEFAULT_EXCHANGE: &str = "domain-events";
@@ -168,17 +168,12 @@ impl RabbitmqConfig {
     /// Names the file that does not go with the rest.
     pub(crate) fn tls(&self) -> Result<Option<Tls>, ConfigError> {
         let url = self.url.as_ref().map(|url| Url::parse(url.expose()));
-        if matches!(url, Some(Ok(url)) if url.scheme() == "amqps") {
-            return self.tls_by_files().map(Some);
+        let asked_for = matches!(url, Some(Ok(url)) if url.scheme() == "amqps");
+        if !asked_for && self.management_is_encrypted() {
+            return Ok(None);
         }
-        let given = self.files().into_iter().find(|(_, path)| path.is_some());
-        match given {
-            Some((option, _)) if !self.management_is_encrypted() => Err(ConfigError::key(
-                option,
-                "is given, but rabbitmq.url asks for no TLS: make it amqps://…",
-            )),
-            _ => Ok(None),
-        }
+        let why = "is given, but rabbitmq.url asks for no TLS: make it amqps://…";
+        Ok(Tls::if_asked_for(asked_for, self.files(), why)?)
     }
 
     /// The same of requests to the management API.
@@ -186,9 +181,10 @@ impl RabbitmqConfig {
     /// # Errors
     /// Names the file that does not go with the rest.
     pub(crate) fn management_tls(&self) -> Result<Option<Tls>, ConfigError> {
-        self.management_is_encrypted()
-            .then(|| self.tls_by_files())
-            .transpose()
+        let tls = self
+            .management_is_encrypted()
+            .then(|| Tls::by_files(self.files()));
+        Ok(tls.transpose()?)
     }
 
     fn management_is_encrypted(&self) -> bool {
@@ -197,25 +193,12 @@ impl RabbitmqConfig {
             .is_some_and(|url| url.scheme() == "https")
     }
 
-    fn files(&self) -> [(&'static str, Option<&Path>); 3] {
+    fn files(&self) -> tls::Files<'_> {
         [
             ("rabbitmq.ca_file", self.ca_file.as_deref()),
             ("rabbitmq.cert_file", self.cert_file.as_deref()),
             ("rabbitmq.key_file", self.key_file.as_deref()),
         ]
-    }
-
-    fn tls_by_files(&self) -> Result<Tls, ConfigError> {
-        let [(option, ca), certificate, key] = self.files();
-        Ok(Tls {
-            verify: Verify::ChainAndName,
-            ca_option: option,
-            ca: ca.map(|path| PemFile {
-                option,
-                path: path.to_owned(),
-            }),
-            identity: tls::identity(certificate, key)?,
-        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use super::Transport;
+use super::{SinkError, Transport};
 
 /// What [`Transport`] watchers see. Only the latest link may speak, and a link that is down has
 /// said its last word: the first reason is the one that helps.
@@ -31,6 +31,11 @@ impl Board {
         speaker.link += 1;
         speaker.down = false;
         speaker.link
+    }
+
+    /// It could not be made.
+    pub(super) fn set_down(&self, link: u64, why: &SinkError) {
+        self.set(link, Transport::Down(why.message.clone()));
     }
 
     pub(super) fn set(&self, link: u64, state: Transport) {

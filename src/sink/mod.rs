@@ -27,6 +27,8 @@ pub mod null;
 pub mod rabbitmq;
 mod rules;
 pub mod several;
+#[cfg(any(feature = "rabbitmq", feature = "jetstream", feature = "kafka"))]
+mod shared;
 
 pub use rules::SinkRules;
 

@@ -62,12 +62,21 @@ impl DeadFilter {
 }
 
 /// What became of an order to replay or discard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Changed {
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DeadReport {
+    /// Nothing was changed: it was only asked what would be.
+    pub dry_run: bool,
+    /// Dead events that fulfilled the conditions before the change, whatever the limit.
+    pub matched: i64,
+    /// Of a dry run: so many would be changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub would_change: Option<u64>,
     /// So many were changed.
     pub changed: u64,
     /// So many were passed over: locked, or changed by somebody else meanwhile.
     pub passed_over: u64,
+    /// Those that were named by id and are not dead.
+    pub not_dead: Vec<NotDead>,
 }
 
 /// An event that was named, but is not dead.
@@ -209,30 +218,48 @@ impl Store {
     }
 
     /// The same for up to `limit` events (all, if none), in steps of their own transactions; `done` is
-    /// told how many it were so far.
+    /// told after each how many it were so far, and of how many. A dry run changes nothing.
     ///
     /// A step chooses its events first, so that it is known how many were passed over.
     ///
     /// # Errors
     /// When the database does not answer or refuses: what was done so far stays done. Of a step whose
     /// connection was lost nobody knows, and it is not tried again: it would take others, beyond the limit.
-    pub async fn dead_change_all(
+    pub async fn dead_order(
         &self,
         change: Change,
         filter: &DeadFilter,
         limit: Option<u64>,
-        mut done: impl FnMut(u64),
-    ) -> Result<Changed, StoreError> {
-        let (mut sum, mut after) = (Changed::default(), i64::MIN);
+        dry_run: bool,
+        mut done: impl FnMut(u64, u64),
+    ) -> Result<DeadReport, StoreError> {
+        let matched = self.dead_count(filter).await?;
+        let will = u64::try_from(matched)
+            .unwrap_or(0)
+            .min(limit.unwrap_or(u64::MAX));
+        let mut report = DeadReport {
+            dry_run,
+            matched,
+            would_change: dry_run.then_some(will),
+            // Asked for before the change: afterwards those that were replayed are not dead either.
+            not_dead: self
+                .not_dead(filter.ids.as_deref().unwrap_or_default())
+                .await?,
+            ..DeadReport::default()
+        };
+        if dry_run {
+            return Ok(report);
+        }
+        let mut after = i64::MIN;
         loop {
-            let left = limit.map_or(u64::MAX, |limit| limit.saturating_sub(sum.changed));
+            let left = limit.map_or(u64::MAX, |limit| limit.saturating_sub(report.changed));
             let step = u32::try_from(left).unwrap_or(u32::MAX).min(CHANGED_AT_ONCE);
             if step == 0 {
-                return Ok(sum);
+                return Ok(report);
             }
             let chosen = self.dead_list(filter, after, step).await?;
             let Some(last) = chosen.last() else {
-                return Ok(sum);
+                return Ok(report);
             };
             let of_these = DeadFilter {
                 ids: Some(chosen.iter().map(|event| event.id).collect()),
@@ -240,9 +267,9 @@ impl Store {
             };
             let ids = self.dead_change(change, &of_these, after, step).await?;
             after = last.id;
-            sum.changed += ids.len() as u64;
-            sum.passed_over += (chosen.len() - ids.len().min(chosen.len())) as u64;
-            done(sum.changed);
+            report.changed += ids.len() as u64;
+            report.passed_over += (chosen.len() - ids.len().min(chosen.len())) as u64;
+            done(report.changed, will);
         }
     }
 

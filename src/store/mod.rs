@@ -88,7 +88,7 @@ pub use aside::{Promoted, SweepAnswer, SweepRequest};
 pub use claim::{ClaimAnswer, ClaimRequest, ClaimedRow, Visit};
 pub use connect::{Connector, Notifications};
 pub use dead::{
-    Change, Changed, DeadEvent, DeadFilter, EventDetails, MOST_HELD_BACK, MOST_NAMED, NotDead,
+    Change, DeadEvent, DeadFilter, DeadReport, EventDetails, MOST_HELD_BACK, MOST_NAMED, NotDead,
 };
 pub use error::StoreError;
 pub use ids::{IdSequence, OldestWriter};

@@ -21,6 +21,7 @@
 )]
 
 mod book;
+mod clock;
 mod judge;
 mod operate;
 mod read;
@@ -75,6 +76,9 @@ struct Arguments {
     /// Processes
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
     relays: u8,
+    /// Kill one relay after the other while all else is well: how long takeovers take
+    #[arg(long)]
+    only_kills: bool,
 }
 
 fn main() -> ExitCode {
@@ -128,7 +132,12 @@ async fn perform(arguments: Arguments) -> bool {
     let mut scene = set_up(servers, relays, ordering).await;
     scene.write(strict);
     let length = Duration::from_secs_f64(arguments.minutes * 60.0);
-    let (rounds, faults) = scene.play(Schedule::new(seed, relays), length).await;
+    let schedule = if arguments.only_kills {
+        Schedule::of_kills(seed, relays)
+    } else {
+        Schedule::new(seed, relays)
+    };
+    let (rounds, faults) = scene.play(schedule, length).await;
     scene.drain().await;
     let table = scene.table().await;
     let seen = std::mem::take(&mut *scene.seen.lock().unwrap());
@@ -182,6 +191,7 @@ fn report(verdict: &Verdict, book: &Book) -> serde_json::Value {
         "repeats": verdict.repeats,
         "redelivered_by_broker": verdict.redelivered,
         "takeovers": alone.len(),
+        "p50_takeover_ms": ms(&alone, 50),
         "max_takeover_ms": ms(&alone, 100),
         "p99_takeover_ms": ms(&alone, 99),
         "disturbed_takeovers": disturbed.len(),
@@ -205,6 +215,7 @@ async fn set_up(servers: Servers, relays: usize, ordering: &str) -> Scene {
     }
     for place in &places {
         world.until_owned(&place.relay).await;
+        place.clock.check(&place.relay.log());
     }
     let stage = Arc::new(Stage {
         schema: world.schema.clone(),

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use crate::clock::Clock;
 use crate::support::{Proxy, Relay, World, amqp_url, database_url};
 
 /// Hosts of a fleet are not all set up alike.
@@ -18,6 +19,7 @@ pub struct Place {
     pub relay: Relay,
     pub database: Proxy,
     pub broker: Proxy,
+    pub clock: Clock,
     environment: Vec<(String, String)>,
     log: PathBuf,
 }
@@ -26,6 +28,7 @@ impl Place {
     pub async fn new(world: &World, number: usize, ordering: &str, logs: &Path) -> Self {
         let database = Proxy::new(&database_url()).await;
         let broker = Proxy::new(&amqp_url()).await;
+        let clock = Clock::new(logs, number);
         let mut environment = world.environment();
         let own = [
             ("DATABASE_URL", database.through(&database_url())),
@@ -39,11 +42,13 @@ impl Place {
             ("BELLWIRE_RETRY__MAX_ATTEMPTS", "3".to_owned()),
         ];
         environment.extend(own.map(|(key, value)| (key.to_owned(), value)));
+        environment.extend(clock.environment());
         Self {
             number,
             relay: start(&environment),
             database,
             broker,
+            clock,
             environment,
             log: logs.join(format!("relay-{number}.log")),
         }

@@ -4,7 +4,7 @@
 //! - The same seed gives the same rounds, however long the run and whatever the relays do.
 //! - Every kind of fault comes once before any comes again: a short run sees many kinds.
 //! - Within a round each target is hit once, so that no fault undoes or hides another.
-//! - Every fifth round is one relay killed while all else is well: how long a takeover takes is measured by these.
+//! - Every sixth round is one relay killed while all else is well: how long a takeover takes is measured by these.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
 /// Faults of one round. There are as many targets as the most, with three relays.
-const AT_ONCE: std::ops::RangeInclusive<usize> = 3..=5;
+const AT_ONCE: std::ops::RangeInclusive<usize> = 4..=5;
 /// A fault begins within this of its round's beginning.
 const SPREAD_MS: u64 = 2_000;
 /// Of so many rounds one is a lone kill, so long after the faults before it that they are over.
-const LONE_KILL_EVERY: usize = 5;
+const LONE_KILL_EVERY: usize = 6;
 const LONE_KILL_AFTER: Duration = Duration::from_secs(4);
 /// Shorter and longer than the lease.
-const HOLD_MS: std::ops::Range<u64> = 500..7_000;
+const HOLD_MS: std::ops::Range<u64> = 500..6_000;
 /// Without faults after each round.
-const CALM_MS: std::ops::Range<u64> = 500..3_000;
+const CALM_MS: std::ops::Range<u64> = 500..2_000;
 
 /// One way to go wrong.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -33,6 +33,10 @@ pub enum Kind {
     FreezeRelay,
     /// SIGTERM; started again once it has ended.
     TerminateRelay,
+    /// Its host's time is set a day ahead, and back.
+    ClockAhead,
+    /// The other way round.
+    ClockBehind,
     /// Its connections to PostgreSQL are cut, and new ones refused for a while.
     CutDatabase,
     /// PostgreSQL answers late.
@@ -80,10 +84,12 @@ pub enum Target {
 }
 
 impl Kind {
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::KillRelay,
         Self::FreezeRelay,
         Self::TerminateRelay,
+        Self::ClockAhead,
+        Self::ClockBehind,
         Self::CutDatabase,
         Self::DelayDatabase,
         Self::MuteDatabase,
@@ -104,9 +110,16 @@ impl Kind {
         Self::Unbind,
     ];
 
-    /// May it make a relay send an event again? An orderly stop, a refusal and a return may not.
+    /// May it make a relay send an event again? An orderly stop, a clock that is set, a refusal and a return may not.
     pub const fn repeats(self) -> bool {
-        !matches!(self, Self::TerminateRelay | Self::FullQueue | Self::Unbind)
+        !matches!(
+            self,
+            Self::TerminateRelay
+                | Self::ClockAhead
+                | Self::ClockBehind
+                | Self::FullQueue
+                | Self::Unbind
+        )
     }
 
     const fn target(self, relay: usize) -> Target {
@@ -148,6 +161,7 @@ pub struct Round {
 pub struct Schedule {
     random: StdRng,
     relays: usize,
+    lone_kill_every: usize,
     deck: Vec<Kind>,
     rounds: usize,
 }
@@ -157,8 +171,17 @@ impl Schedule {
         Self {
             random: StdRng::seed_from_u64(seed),
             relays,
+            lone_kill_every: LONE_KILL_EVERY,
             deck: Vec::new(),
             rounds: 0,
+        }
+    }
+
+    /// Each round is a lone kill: as many takeovers as can be.
+    pub fn of_kills(seed: u64, relays: usize) -> Self {
+        Self {
+            lone_kill_every: 1,
+            ..Self::new(seed, relays)
         }
     }
 
@@ -218,7 +241,7 @@ impl Iterator for Schedule {
 
     fn next(&mut self) -> Option<Round> {
         self.rounds += 1;
-        let faults = if self.rounds.is_multiple_of(LONE_KILL_EVERY) {
+        let faults = if self.rounds.is_multiple_of(self.lone_kill_every) {
             vec![self.lone_kill()]
         } else {
             self.together()

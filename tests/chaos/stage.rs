@@ -10,6 +10,7 @@ use tokio::sync::Mutex;
 use tokio_postgres::{Client, NoTls};
 
 use crate::book::Book;
+use crate::clock::JUMP;
 use crate::relays::Place;
 use crate::schedule::{Fault, Kind, Target};
 use crate::support::{Services, amqp_url, database_url};
@@ -105,6 +106,12 @@ impl Stage {
                 place.relay.thaw();
             }
             Kind::TerminateRelay => self.terminate(place).await,
+            Kind::ClockAhead | Kind::ClockBehind => {
+                let ahead = fault.kind == Kind::ClockAhead;
+                place.clock.jump(if ahead { JUMP } else { -JUMP });
+                hold().await;
+                place.clock.jump(0);
+            }
             Kind::CutDatabase | Kind::CutBroker => {
                 let proxy = if fault.kind == Kind::CutBroker {
                     &place.broker

@@ -7,8 +7,8 @@ use tokio::net::TcpStream;
 
 use crate::admin::{ANY_PORT, TOKEN, address, get, order, request};
 use crate::intake::{effects, plain};
-use crate::support::intake::{SECRET, now, order_event, orders, signed};
-use crate::support::{Receiver, SOON, TlsServers, World};
+use crate::support::intake::{SECRET, Sender, now, order_event, orders, signed};
+use crate::support::{Receiver, Relay, SOON, TlsServers, World};
 
 const LIMIT: usize = 262_144;
 
@@ -250,42 +250,112 @@ async fn a_thousand_slow_senders_take_little_memory_and_hold_up_nobody() {
     world.clean().await;
 }
 
+/// The intake of a relay that speaks TLS, and a client that trusts the test servers' CA.
+struct Encrypted {
+    relay: Relay,
+    sender: Sender,
+    url: String,
+    ca: reqwest::Certificate,
+}
+
+impl Encrypted {
+    async fn start(world: &World, servers: &TlsServers, certificate: &str, key: &str) -> Self {
+        effects(world).await;
+        let settings = [("intake.cert_file", certificate), ("intake.key_file", key)];
+        let (relay, sender) = world.intake(&plain(), "plain", &settings).await;
+        let port = sender.address.rsplit(':').next().unwrap();
+        let ca = std::fs::read(servers.file("ca.crt")).unwrap();
+        Self {
+            url: format!("https://127.0.0.1:{port}/webhooks/plain"),
+            relay,
+            sender,
+            ca: reqwest::Certificate::from_pem(&ca).unwrap(),
+        }
+    }
+
+    /// Over a connection of its own.
+    async fn post(&self, id: &str) -> reqwest::Result<reqwest::StatusCode> {
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .tls_certs_only([self.ca.clone()])
+            .build()
+            .unwrap();
+        let at = now();
+        let request = client
+            .post(&self.url)
+            .header("webhook-id", id)
+            .header("webhook-timestamp", at)
+            .header("webhook-signature", signed(id, at, b"{}"))
+            .body("{}");
+        Ok(request.send().await?.status())
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_port_speaks_tls_where_it_has_a_certificate() {
     let Some(servers) = TlsServers::ours() else {
         return;
     };
     let world = World::new().await;
-    effects(&world).await;
     // The servers' own certificate will do: it is for localhost and 127.0.0.1.
-    let settings = [
-        ("intake.cert_file", servers.file("server.crt")),
-        ("intake.key_file", servers.file("server.key")),
-    ];
-    let settings: Vec<_> = settings
-        .iter()
-        .map(|(key, value)| (*key, value.as_str()))
-        .collect();
-    let (_relay, sender) = world.intake(&plain(), "plain", &settings).await;
-    let ca = std::fs::read(servers.file("ca.crt")).unwrap();
-    let client = reqwest::Client::builder()
-        .no_proxy()
-        .tls_certs_only([reqwest::Certificate::from_pem(&ca).unwrap()])
-        .build()
-        .unwrap();
-    let at = now();
-    let port = sender.address.rsplit(':').next().unwrap();
-    let response = client
-        .post(format!("https://127.0.0.1:{port}/webhooks/plain"))
-        .header("webhook-id", "t1")
-        .header("webhook-timestamp", at)
-        .header("webhook-signature", signed("t1", at, b"{}"))
-        .body("{}")
-        .send()
-        .await
-        .unwrap();
-    assert_eq!(response.status(), 200);
-    assert!(sender.try_post("t2", b"{}").await.is_err());
+    let (certificate, key) = (servers.file("server.crt"), servers.file("server.key"));
+    let intake = Encrypted::start(&world, &servers, &certificate, &key).await;
+    assert_eq!(intake.post("t1").await.unwrap(), 200);
+    assert!(intake.sender.try_post("t2", b"{}").await.is_err());
+    world.clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewed_certificate_is_shown_without_a_restart_and_a_broken_one_never() {
+    let Some(servers) = TlsServers::ours() else {
+        return;
+    };
+    let world = World::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let ours = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (certificate, key) = (ours("tls.crt"), ours("tls.key"));
+    let write = |from: &str, to: &str| {
+        std::fs::copy(servers.file(from), to).unwrap();
+    };
+    write("server.crt", &certificate);
+    write("server.key", &key);
+    let intake = Encrypted::start(&world, &servers, &certificate, &key).await;
+    assert_eq!(intake.post("t1").await.unwrap(), 200);
+    let until_told = async |what: &str| {
+        let began = Instant::now();
+        let mut number = 0;
+        // Only who calls finds out.
+        while intake.relay.logged(what) == 0 {
+            assert!(began.elapsed() < SOON, "{}", intake.relay.log());
+            number += 1;
+            let _ = intake.post(&format!("{what}-{number}")).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+
+    // One file after the other: between the two nothing fits, and nobody notices.
+    write("client.crt", &certificate);
+    until_told("the one at hand serves on").await;
+    assert!(intake.relay.log().contains("does not fit the certificate"));
+    assert_eq!(intake.post("t2").await.unwrap(), 200);
+    write("client.key", &key);
+    until_told("the certificate was renewed").await;
+    // It is for no name of this machine.
+    assert!(intake.post("t3").await.unwrap_err().is_connect());
+
+    std::fs::remove_file(&key).unwrap();
+    std::fs::write(&certificate, "no certificate").unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(intake.post("t4").await.unwrap_err().is_connect());
+    write("server.crt", &certificate);
+    write("server.key", &key);
+    let began = Instant::now();
+    while intake.post("t5").await.is_err() {
+        assert!(began.elapsed() < SOON, "{}", intake.relay.log());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // Told for each change, not for each caller.
+    assert!(intake.relay.logged("the one at hand serves on") <= 6);
     world.clean().await;
 }
 

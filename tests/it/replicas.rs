@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
+
+use crate::admin::{address, get};
 use crate::support::{Arrival, Ledger, Load, Proxy, Relay, SOON, World, amqp_url};
 
 const IN_HAND: &str = "status = 'pending' AND claimed_by IS NOT NULL";
@@ -29,6 +32,99 @@ async fn shares_are_fair_whoever_joins_or_leaves() {
     ledger.assert_sound(&committed);
     assert_eq!(ledger.repeats, 0);
     drop((first, second));
+    world.clean().await;
+}
+
+/// So many live, every bucket has an owner, and nobody has more than a fair share.
+async fn until_shared_by(world: &World, replicas: usize) {
+    let sql = format!(
+        "SELECT count(*) = {replicas} AND sum(owned) = 64 AND max(owned) <= ceil(64.0 / {replicas})
+         FROM (SELECT count(bucket) AS owned
+               FROM outbox_replica LEFT JOIN outbox_bucket USING (token) GROUP BY token) s"
+    );
+    world.until(&sql, SOON).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eight_join_and_leave_under_load_and_shares_are_fair_each_time() {
+    let mut world = World::new().await;
+    // Longer than the test: what a killed one had is not waited for.
+    let settings = [("relay.lease", "60s"), ("relay.partitions", "4")];
+    let load = Load::start(&world);
+    let mut relays = Vec::new();
+    for replicas in 1..=8 {
+        relays.push(world.relay(&settings));
+        until_shared_by(&world, replicas).await;
+        load.more(20).await;
+    }
+    while let Some(mut relay) = relays.pop() {
+        if relays.is_empty() {
+            relays.push(relay);
+            break;
+        }
+        if relays.len().is_multiple_of(2) {
+            relay.kill().await;
+        } else {
+            let status = relay.terminate(SOON).await;
+            assert!(status.success(), "{status}\n{}", relay.log());
+        }
+        until_shared_by(&world, relays.len()).await;
+        load.more(20).await;
+    }
+    load.stop().await;
+    world.until_published(SOON).await;
+    let committed = world.committed().await;
+    let ledger = Ledger::of(&world.arrivals(committed.len(), SOON).await);
+    ledger.assert_sound(&committed);
+    drop(relays);
+    world.clean().await;
+}
+
+/// Claims that each has made so far.
+async fn claims(admins: &[String]) -> Vec<u64> {
+    let count = async |admin: &String| {
+        let (_, text) = get(admin, "/metrics").await;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("bellwire_claim_seconds_count "));
+        line.map_or(0, |count| count.parse().unwrap())
+    };
+    join_all(admins.iter().map(count)).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_event_makes_no_herd_of_the_replicas_that_sleep() {
+    let world = World::new().await;
+    let settings = [("admin.listen", "127.0.0.1:0"), ("relay.tick", "10m")];
+    let mut relays = Vec::new();
+    let mut admins = Vec::new();
+    for _ in 0..4 {
+        let relay = world.ready_relay(&settings).await;
+        admins.push(address(&relay).await);
+        relays.push(relay);
+    }
+    until_shared_by(&world, 4).await;
+    // Until all sleep.
+    let mut before = claims(&admins).await;
+    loop {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let now = claims(&admins).await;
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    world.insert(("order", "1"), "Placed", "{}").await;
+    world.until_published(SOON).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let after = claims(&admins).await;
+    let made: Vec<u64> = after
+        .iter()
+        .zip(&before)
+        .map(|(now, then)| now - then)
+        .collect();
+    // One look for the ring, and what the owner's waking and going to sleep are answered by.
+    assert!(made.iter().all(|made| (1..=4).contains(made)), "{made:?}");
     world.clean().await;
 }
 

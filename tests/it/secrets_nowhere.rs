@@ -6,6 +6,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::future::join_all;
+use nkeys::KeyPair;
 use tokio_postgres::types::Type;
 
 use crate::admin::{address, get, request};
@@ -72,7 +73,12 @@ impl Said {
 
     #[track_caller]
     fn assert_hides_all(&self) {
-        for mark in MARKS {
+        self.assert_hides(&MARKS);
+    }
+
+    #[track_caller]
+    fn assert_hides(&self, marks: &[&str]) {
+        for mark in marks {
             for (place, text) in &self.0 {
                 if let Some(line) = text.lines().find(|line| shows(line, mark)) {
                     panic!("{place} shows {mark}: {line}");
@@ -290,13 +296,12 @@ async fn no_secret_is_said_of_a_server_that_is_away_or_another_or_not_trusted() 
         with_user(&format!("{scheme}://127.0.0.1:1"), "u", &password(mark))
     };
     // Another protocol is spoken there.
-    let strange = |scheme: &str, mark: &str| {
-        let postgres = database_url();
-        let (_, place) = postgres.split_once("://").unwrap();
-        let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
-        let place = place.split(['/', '?']).next().unwrap();
-        with_user(&format!("{scheme}://{place}"), "u", &password(mark))
-    };
+    let postgres = database_url();
+    let (_, place) = postgres.split_once("://").unwrap();
+    let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
+    let place = place.split(['/', '?']).next().unwrap();
+    let strange =
+        |scheme: &str, mark: &str| with_user(&format!("{scheme}://{place}"), "u", &password(mark));
     let untrusted = servers.file("other-ca.crt");
     let trusted = with_user(&servers.postgres, "u", &password(DATABASE));
     let mut cases: Vec<Vec<(&str, String)>> = vec![
@@ -349,7 +354,52 @@ async fn no_secret_is_said_of_a_server_that_is_away_or_another_or_not_trusted() 
         case.extend(to_stream.map(|(key, value)| (key, value.to_owned())));
         cases.push(case);
     }
-    for (servers, tls) in [("127.0.0.1:1", "false"), ("127.0.0.1:1", "true")] {
+    let pair = KeyPair::new_user();
+    let seed = pair.seed().unwrap();
+    let token = format!("header.{TOKEN}.signature");
+    let credentials = format!(
+        "-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n\
+         -----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    );
+    let directory = tempfile::tempdir().unwrap();
+    for (number, (key, content)) in [
+        ("jetstream.nkey_file", seed.clone()),
+        ("jetstream.nkey_file", format!("{seed}x")),
+        ("jetstream.nkey_file", format!("{seed} {seed}")),
+        ("jetstream.nkey_file", credentials.clone()),
+        ("jetstream.credentials_file", credentials.clone()),
+        (
+            "jetstream.credentials_file",
+            credentials.replace("JWT", "Jwt"),
+        ),
+        (
+            "jetstream.credentials_file",
+            credentials.replace(&seed, &format!("{seed}x")),
+        ),
+        ("jetstream.credentials_file", seed.clone()),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = directory.path().join(number.to_string());
+        std::fs::write(&path, content).unwrap();
+        let place = place.to_owned();
+        for url in nats_url().into_iter().chain([format!("nats://{place}")]) {
+            cases.push(vec![
+                (key, path.to_str().unwrap().to_owned()),
+                ("relay.sink", "jetstream".to_owned()),
+                ("jetstream.stream", "NONE".to_owned()),
+                ("jetstream.connect_timeout", "1s".to_owned()),
+                ("NATS_URL", url),
+            ]);
+        }
+    }
+    for (servers, tls) in [
+        ("127.0.0.1:1", "false"),
+        ("127.0.0.1:1", "true"),
+        (place, "false"),
+        (place, "true"),
+    ] {
         cases.push(vec![
             ("relay.sink", "kafka".to_owned()),
             ("KAFKA_BOOTSTRAP_SERVERS", servers.to_owned()),
@@ -390,6 +440,7 @@ async fn no_secret_is_said_of_a_server_that_is_away_or_another_or_not_trusted() 
     drop(runs);
     said.tables(&world).await;
     said.assert_hides_all();
+    said.assert_hides(&[&seed]);
     assert!(
         failed >= 2 * cases.len() - 4,
         "{failed} of {} failed",

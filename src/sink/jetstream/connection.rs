@@ -1,15 +1,13 @@
 //! Makes the one connection of a sink, shared by its lanes.
 //!
 //! Invariants:
-//! - **Single flight:** the mutex is held through an attempt, so lanes wait for the same one, and a
-//!   failure is everybody's answer for [`RETRY_PAUSE`].
+//! - Lanes wait for the same attempt (see `shared`).
 //! - A new connection counts only once JetStream has answered on it: a server that takes
 //!   connections and acknowledges nothing must not be given events.
 //! - Servers are tried in the order given, each by a client of its own (see `link`).
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, ServerAddr};
 use percent_encoding::percent_decode_str;
@@ -22,11 +20,10 @@ use super::link::{Answer, Link};
 use crate::config::JetstreamConfig;
 use crate::relay::failure::Cause;
 use crate::sink::board::Board;
+use crate::sink::shared::Shared;
 use crate::sink::{SinkError, Transport};
 use crate::tls::{self, Tls};
 
-/// A failed attempt to connect is not repeated sooner.
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Answered by the account's JetStream, if it has one.
 const ACCOUNT: &str = "$JS.API.INFO";
 
@@ -37,13 +34,7 @@ pub(super) struct Connector {
     tls: Option<Tls>,
     config: JetstreamConfig,
     board: Arc<Board>,
-    state: tokio::sync::Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    link: Option<Arc<Link>>,
-    failed: Option<(Instant, SinkError)>,
+    shared: Shared<Link>,
 }
 
 impl Connector {
@@ -53,7 +44,7 @@ impl Connector {
             tls,
             config,
             board: Arc::default(),
-            state: tokio::sync::Mutex::default(),
+            shared: Shared::default(),
         }
     }
 
@@ -63,36 +54,21 @@ impl Connector {
 
     /// The connection, made if needed.
     pub(super) async fn link(&self) -> Result<Arc<Link>, SinkError> {
-        let mut state = self.state.lock().await;
-        if let Some(link) = &state.link
-            && link.is_up()
-        {
-            return Ok(link.clone());
-        }
-        if let Some((at, error)) = &state.failed
-            && at.elapsed() < RETRY_PAUSE
-        {
-            return Err(error.clone());
+        let mut turn = self.shared.turn().await;
+        if let Some(answer) = turn.answer(Link::is_up) {
+            return answer;
         }
         // What it had buffered must be gone before anything is sent again.
-        if let Some(old) = state.link.take() {
+        if let Some(old) = turn.take() {
             old.kill(&old.lost_error().message);
         }
         let number = self.board.next_link();
-        match self.connect(number).await {
-            Ok(link) => {
-                link.announce();
-                state.failed = None;
-                state.link = Some(link.clone());
-                Ok(link)
-            }
-            Err(error) => {
-                self.board
-                    .set(number, Transport::Down(error.message.clone()));
-                state.failed = Some((Instant::now(), error.clone()));
-                Err(error)
-            }
+        let attempt = self.connect(number).await;
+        match &attempt {
+            Ok(link) => link.announce(),
+            Err(error) => self.board.set_down(number, error),
         }
+        turn.keep(attempt)
     }
 
     async fn connect(&self, number: u64) -> Result<Arc<Link>, SinkError> {
@@ -203,7 +179,7 @@ impl Connector {
     }
 
     pub(super) async fn close(&self) {
-        if let Some(link) = self.state.lock().await.link.take() {
+        if let Some(link) = self.shared.turn().await.take() {
             link.kill("closed");
         }
     }

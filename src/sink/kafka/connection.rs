@@ -1,12 +1,10 @@
 //! Makes the one producer of a sink, shared by its lanes.
 //!
 //! Invariants:
-//! - **Single flight:** the mutex is held through an attempt, so lanes wait for the same one, and a
-//!   failure is everybody's answer for [`RETRY_PAUSE`].
+//! - Lanes wait for the same attempt (see `shared`).
 //! - A new producer counts only once the brokers have answered it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
@@ -15,23 +13,15 @@ use super::settings::{self, Batching};
 use crate::config::KafkaConfig;
 use crate::relay::failure::Cause;
 use crate::sink::board::Board;
+use crate::sink::shared::Shared;
 use crate::sink::{SinkError, Transport};
-
-/// A failed attempt is not repeated sooner.
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Makes the producer when it is needed.
 pub(super) struct Connector {
     config: KafkaConfig,
     batching: Batching,
     board: Arc<Board>,
-    state: tokio::sync::Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    link: Option<Arc<Link>>,
-    failed: Option<(Instant, SinkError)>,
+    shared: Shared<Link>,
 }
 
 impl Connector {
@@ -40,7 +30,7 @@ impl Connector {
             config,
             batching,
             board: Arc::default(),
-            state: tokio::sync::Mutex::default(),
+            shared: Shared::default(),
         }
     }
 
@@ -50,32 +40,17 @@ impl Connector {
 
     /// The producer, made if needed.
     pub(super) async fn link(&self) -> Result<Arc<Link>, SinkError> {
-        let mut state = self.state.lock().await;
-        if let Some(link) = &state.link
-            && link.is_up()
-        {
-            return Ok(link.clone());
-        }
-        if let Some((at, error)) = &state.failed
-            && at.elapsed() < RETRY_PAUSE
-        {
-            return Err(error.clone());
+        let mut turn = self.shared.turn().await;
+        if let Some(answer) = turn.answer(Link::is_up) {
+            return answer;
         }
         let number = self.board.next_link();
-        match self.open(number).await {
-            Ok(link) => {
-                link.announce();
-                state.failed = None;
-                state.link = Some(link.clone());
-                Ok(link)
-            }
-            Err(error) => {
-                self.board
-                    .set(number, Transport::Down(error.message.clone()));
-                state.failed = Some((Instant::now(), error.clone()));
-                Err(error)
-            }
+        let attempt = self.open(number).await;
+        match &attempt {
+            Ok(link) => link.announce(),
+            Err(error) => self.board.set_down(number, error),
         }
+        turn.keep(attempt)
     }
 
     async fn open(&self, number: u64) -> Result<Arc<Link>, SinkError> {
@@ -93,7 +68,7 @@ impl Connector {
     }
 
     pub(super) async fn close(&self) {
-        if let Some(link) = self.state.lock().await.link.take() {
+        if let Some(link) = self.shared.turn().await.take() {
             link.kill(SinkError::new(Cause::Unreachable, "closed"));
         }
     }

@@ -3,14 +3,13 @@
 //! Invariants:
 //! - lapin's own recovery is off: it would keep unconfirmed publishes of which nobody knows any
 //!   more. A lost connection is replaced by a new one.
-//! - **Single flight:** the mutex is held through an attempt, so lanes wait for the same one, and a
-//!   failure is everybody's answer for [`RETRY_PAUSE`].
+//! - Lanes wait for the same attempt (see `shared`).
 //! - lapin's tasks run where the sink was made, not where the lane lives that happened to connect.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lapin::uri::AMQPUri;
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
@@ -24,11 +23,10 @@ use super::link::{Link, Socket};
 use crate::config::RabbitmqConfig;
 use crate::relay::failure::Cause;
 use crate::sink::board::Board;
+use crate::sink::shared::Shared;
 use crate::sink::{SinkError, Transport};
 use crate::tls::Tls;
 
-/// A failed attempt to connect is not repeated sooner.
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Unless the URL says otherwise: notices a dead peer while idle, twice as fast as RabbitMQ's
 /// default. While events flow the confirm timeout is faster.
 const HEARTBEAT_SECONDS: u16 = 30;
@@ -58,15 +56,9 @@ pub(super) struct Connector {
     confirm_timeout: Duration,
     board: Arc<Board>,
     runtime: OnceLock<Handle>,
-    state: tokio::sync::Mutex<State>,
+    shared: Shared<Link>,
     /// A confirm did not come: the next connection is tried with a canary before it is used.
     wary: AtomicBool,
-}
-
-#[derive(Default)]
-struct State {
-    link: Option<Arc<Link>>,
-    failed: Option<(Instant, SinkError)>,
 }
 
 impl Connector {
@@ -92,7 +84,7 @@ impl Connector {
             confirm_timeout: config.confirm_timeout,
             board: Arc::default(),
             runtime,
-            state: tokio::sync::Mutex::default(),
+            shared: Shared::default(),
             wary: AtomicBool::new(false),
         }
     }
@@ -108,40 +100,20 @@ impl Connector {
 
     /// The connection, made if needed.
     pub(super) async fn link(&self) -> Result<Arc<Link>, SinkError> {
-        let mut state = self.state.lock().await;
-        if let Some(link) = &state.link
-            && link.is_up()
-            && !link.is_worn_out()
-        {
-            return Ok(link.clone());
-        }
-        if let Some((at, error)) = &state.failed
-            && at.elapsed() < RETRY_PAUSE
-        {
-            return Err(error.clone());
+        let mut turn = self.shared.turn().await;
+        if let Some(answer) = turn.answer(|link| link.is_up() && !link.is_worn_out()) {
+            return answer;
         }
         // Lanes may still use a worn-out one; the last of them drops it.
-        state.link = None;
-        match self.connect().await {
-            Ok(link) => {
-                state.failed = None;
-                state.link = Some(link.clone());
-                Ok(link)
-            }
-            Err(error) => {
-                state.failed = Some((Instant::now(), error.clone()));
-                Err(error)
-            }
-        }
+        turn.take();
+        let attempt = self.connect().await;
+        turn.keep(attempt)
     }
 
     async fn connect(&self) -> Result<Arc<Link>, SinkError> {
         let number = self.board.next_link();
         let connected = self.attempt(number).await;
-        let link = connected.inspect_err(|error| {
-            self.board
-                .set(number, Transport::Down(error.message.clone()));
-        })?;
+        let link = connected.inspect_err(|error| self.board.set_down(number, error))?;
         if self.wary.load(Ordering::Acquire) {
             let channel = link.open_channel().await?;
             match link.try_canary(&channel).await {
@@ -204,7 +176,7 @@ impl Connector {
     }
 
     pub(super) async fn close(&self) {
-        if let Some(link) = self.state.lock().await.link.take() {
+        if let Some(link) = self.shared.turn().await.take() {
             link.close().await;
         }
     }

@@ -30,12 +30,16 @@ use tokio::sync::oneshot;
 use super::breaker::pauses;
 use super::claimer::Returned;
 use super::failure::Outcome;
-use super::outcome::{self, Outcomes, Subject};
-use super::supervisor::{Child, Died, Exited, Stop};
-use crate::event::ClaimToken;
+use super::outcome::{self, Outcomes};
+use super::supervisor::{Child, Died, Exited};
 use crate::metrics;
-use crate::sink::{Delivery, SinkError};
-use crate::store::{ClaimedRow, Failed as Recorded, Failure, Store, StoreError};
+use crate::store::{Failed as Recorded, Failure, Store, StoreError};
+
+mod messages;
+mod statements;
+
+pub use messages::{Confirmed, Dropped, Failed, Flush, HandBack, Held, ReturnTo, Waiting};
+use statements::{Statement, described, reached, waited};
 
 /// Confirmed ids per statement, at most.
 const BATCH: usize = 500;
@@ -49,116 +53,6 @@ const LOCKED_PAUSE: Duration = Duration::from_millis(200);
 const HURRY: Duration = Duration::from_secs(3);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-
-/// A claimed row, as far as credits and marks need it.
-#[derive(Clone, Debug)]
-pub struct Held {
-    /// Which event.
-    pub subject: Subject,
-    /// Its bucket.
-    pub bucket: u8,
-    /// Loaded payload bytes that it holds.
-    pub bytes: usize,
-    /// The claim it is held under.
-    pub token: Arc<ClaimToken>,
-}
-
-impl Held {
-    /// Of a loaded event.
-    pub fn of(delivery: &Delivery) -> Self {
-        Self {
-            subject: Subject {
-                id: delivery.event.id,
-                key: delivery.event.key.clone(),
-                event_type: Some(delivery.event.event_type.clone()),
-            },
-            bucket: delivery.event.bucket,
-            bytes: delivery.event.payload.len(),
-            token: delivery.token.clone(),
-        }
-    }
-
-    /// Of a row whose payload was not read.
-    pub fn of_row(row: &ClaimedRow, token: &Arc<ClaimToken>) -> Self {
-        Self {
-            subject: Subject {
-                id: row.id,
-                key: row.key.clone(),
-                event_type: None,
-            },
-            bucket: row.bucket,
-            bytes: 0,
-            token: token.clone(),
-        }
-    }
-
-    fn id(&self) -> i64 {
-        self.subject.id.0
-    }
-}
-
-/// The broker has these for good.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Confirmed {
-    /// In the order in which they were confirmed.
-    pub held: Vec<Held>,
-}
-
-/// An event was not published, and that is to be recorded with it.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Failed {
-    /// The event.
-    pub held: Held,
-    /// Why.
-    pub error: SinkError,
-    /// `Retry`, `RetryOrDead` or `Dead`.
-    pub outcome: Outcome,
-    /// Does it hold back the later events of its aggregate once dead?
-    pub holds: bool,
-    /// Where a copy of it went before it was given up.
-    pub copied_to: Option<Arc<str>>,
-    /// Later events of its aggregate in hand, unsent.
-    pub later: Vec<Held>,
-}
-
-/// Events that wait for one destination, no attempt counted.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Waiting {
-    /// The first event of each aggregate.
-    pub heads: Vec<Held>,
-    /// Later events of their aggregates in hand, unsent.
-    pub later: Vec<Held>,
-    /// Why the destination takes nothing.
-    pub error: SinkError,
-    /// Until they may be tried again.
-    pub wait: Duration,
-}
-
-/// Not published, no attempt counted.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct HandBack {
-    /// The rows.
-    pub held: Vec<Held>,
-    /// What became of them, for the log.
-    pub why: outcome::Result,
-}
-
-/// Not published, and no longer ours.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Dropped {
-    /// The rows.
-    pub held: Vec<Held>,
-}
-
-/// Answered when everything told so far is recorded.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Flush;
 
 /// What a relay did since its start.
 #[derive(Debug, Default)]
@@ -221,11 +115,6 @@ pub struct Marker {
     flushing: Vec<oneshot::Sender<()>>,
     stopping: bool,
 }
-
-/// Who gets the credits back. Told once, since claimer and marker know each other.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct ReturnTo(pub Recipient<Returned>);
 
 impl Marker {
     /// A marker with nothing to record.
@@ -608,85 +497,6 @@ impl Marker {
     }
 }
 
-/// What `last_error` says: the class, then the reason.
-fn described(error: &SinkError) -> String {
-    format!("{}: {}", error.cause.class(), error.message)
-}
-
-/// Records a wait for each token among the rows; answers the rows that somebody holds locked.
-async fn waited(store: &Store, waiting: &Waiting) -> Result<Vec<i64>, StoreError> {
-    let mut locked = Vec::new();
-    let text = described(&waiting.error);
-    let mut tokens: Vec<&Arc<ClaimToken>> = Vec::new();
-    for held in &waiting.heads {
-        if !tokens.iter().any(|token| Arc::ptr_eq(token, &held.token)) {
-            tokens.push(&held.token);
-        }
-    }
-    for token in tokens {
-        let of_token = |held: &[Held]| -> Vec<i64> {
-            held.iter()
-                .filter(|held| Arc::ptr_eq(&held.token, token))
-                .map(Held::id)
-                .collect()
-        };
-        let (heads, later) = (of_token(&waiting.heads), of_token(&waiting.later));
-        let done = store
-            .mark_waiting((&heads, &later), token.name(), waiting.wait, &text)
-            .await?;
-        if done.len() < heads.len() + later.len() {
-            let missed: Vec<i64> = heads
-                .into_iter()
-                .chain(later)
-                .filter(|id| !done.contains(id))
-                .collect();
-            locked.extend(store.still_claimed(&missed, token.name()).await?);
-        }
-    }
-    Ok(locked)
-}
-
-#[derive(Clone, Copy)]
-enum Statement {
-    Published,
-    Release,
-}
-
-struct Reached {
-    done: Vec<i64>,
-    locked: Vec<i64>,
-}
-
-/// Runs the statement for each token among the rows; what it missed is asked for.
-async fn reached(
-    store: &Store,
-    held: &[Held],
-    statement: Statement,
-) -> Result<Reached, StoreError> {
-    let mut reached = Reached {
-        done: Vec::with_capacity(held.len()),
-        locked: Vec::new(),
-    };
-    for same_token in held.chunk_by(|one, next| Arc::ptr_eq(&one.token, &next.token)) {
-        let token = same_token[0].token.name();
-        let ids: Vec<i64> = same_token.iter().map(Held::id).collect();
-        let done = match statement {
-            Statement::Published => store.mark_published(&ids, token).await?,
-            Statement::Release => store.release(&ids, token).await?,
-        };
-        if done.len() < ids.len() {
-            let missed: Vec<i64> = ids.into_iter().filter(|id| !done.contains(id)).collect();
-            reached
-                .locked
-                .extend(store.still_claimed(&missed, token).await?);
-        }
-        reached.done.extend(done);
-    }
-    // Looked up by id for each row below.
-    reached.done.sort_unstable();
-    Ok(reached)
-}
-
 fn partition(held: Vec<Held>, wanted: impl Fn(&Held) -> bool) -> (Vec<Held>, Vec<Held>) {
     held.into_iter().partition(wanted)
 }
@@ -701,85 +511,5 @@ impl Actor for Marker {
 
     fn stopped(&mut self, _: &mut Self::Context) {
         Exited::report(&self.exited, Child::Marker, self.stopping);
-    }
-}
-
-impl Handler<ReturnTo> for Marker {
-    type Result = ();
-
-    fn handle(&mut self, ReturnTo(claimer): ReturnTo, _: &mut Self::Context) {
-        self.claimer = Some(claimer);
-    }
-}
-
-impl Handler<Confirmed> for Marker {
-    type Result = ();
-
-    fn handle(&mut self, confirmed: Confirmed, context: &mut Self::Context) {
-        self.confirmed_at.get_or_insert_with(Instant::now);
-        self.confirmed.extend(confirmed.held);
-        self.step(context);
-    }
-}
-
-impl Handler<Failed> for Marker {
-    type Result = ();
-
-    fn handle(&mut self, failed: Failed, context: &mut Self::Context) {
-        self.work.push_back(Work::Fail(failed));
-        self.step(context);
-    }
-}
-
-impl Handler<Waiting> for Marker {
-    type Result = ();
-
-    fn handle(&mut self, waiting: Waiting, context: &mut Self::Context) {
-        self.work.push_back(Work::Wait(waiting));
-        self.step(context);
-    }
-}
-
-impl Handler<HandBack> for Marker {
-    type Result = ();
-
-    fn handle(&mut self, back: HandBack, context: &mut Self::Context) {
-        self.work.push_back(Work::Release(back.held, back.why));
-        self.step(context);
-    }
-}
-
-impl Handler<Dropped> for Marker {
-    type Result = ();
-
-    fn handle(&mut self, dropped: Dropped, _: &mut Self::Context) {
-        self.tell(&dropped.held, &outcome::Result::LeaseLost);
-        self.return_rows(&dropped.held, None);
-    }
-}
-
-impl Handler<Flush> for Marker {
-    type Result = ResponseFuture<()>;
-
-    fn handle(&mut self, _: Flush, context: &mut Self::Context) -> Self::Result {
-        let (answer, done) = oneshot::channel();
-        self.flushing.push(answer);
-        // Whoever asks is about to give the rows away: what can be recorded before spares a repeat.
-        self.flush_asked = Instant::now();
-        if let Some(pause) = self.pausing.take() {
-            context.cancel_future(pause);
-            self.busy = false;
-        }
-        self.step(context);
-        Box::pin(async { drop(done.await) })
-    }
-}
-
-impl Handler<Stop> for Marker {
-    type Result = ();
-
-    fn handle(&mut self, _: Stop, context: &mut Self::Context) {
-        self.stopping = true;
-        context.stop();
     }
 }
