@@ -58,6 +58,19 @@ impl fmt::Display for AggregateKey {
 #[derive(Clone, Copy, Debug)]
 pub struct OneLine<'a>(pub &'a str);
 
+impl OneLine<'_> {
+    /// Its beginning, if it is long.
+    pub fn cut(&self, most: usize) -> String {
+        let line = self.to_string();
+        let mut rest = line.chars();
+        let shown: String = rest.by_ref().take(most).collect();
+        match rest.next() {
+            Some(_) => format!("{shown}…"),
+            None => line,
+        }
+    }
+}
+
 impl fmt::Display for OneLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for character in self.0.chars() {

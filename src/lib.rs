@@ -1,4 +1,14 @@
 #![doc = include_str!("../README.md")]
+// What comes from outside must not be able to end the process. Tests may.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable
+    )
+)]
 
 pub mod cli;
 pub mod config;

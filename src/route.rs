@@ -125,7 +125,7 @@ impl Route {
         Some(Address {
             destination,
             key: None,
-            sink: self.places[0].sink.clone(),
+            sink: self.places.first()?.sink.clone(),
             place: 0,
         })
     }
@@ -169,7 +169,7 @@ where
         let publish_to = match &route.publish_to {
             Some(text) => {
                 let template = Template::parse(&format!("{at}.publish_to"), text)?;
-                Some(template.of_sink(places[0].sink.as_deref()))
+                Some(template.of_sink(places.first().and_then(|place| place.sink.as_deref())))
             }
             None => None,
         };

@@ -163,7 +163,7 @@ fn names_a_file(name: &str) -> Option<&str> {
     if ENDING_LIKE_A_FILE.contains(&option) || !option.ends_with("_file") {
         return None;
     }
-    Some(&name[..name.len() - SUFFIX.len()])
+    name.get(..name.len() - SUFFIX.len())
 }
 
 /// `relay.name` for `BELLWIRE_RELAY__NAME`.

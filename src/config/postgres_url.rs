@@ -77,16 +77,17 @@ impl PostgresUrl {
     fn parse_url(text: &str) -> Result<Self, String> {
         // As the driver reads it: a question mark in the password begins no parameters.
         let after_credentials = text.find('@').map_or(0, |at| at + 1);
-        let Some(mark) = text[after_credentials..].find('?') else {
+        let (credentials, place) = text.split_at(after_credentials);
+        let Some((place, parameters)) = place.split_once('?') else {
             return Ok(Self {
                 driver: text.to_owned(),
                 ..Self::default()
             });
         };
-        let (front, parameters) = text.split_at(after_credentials + mark);
+        let front = format!("{credentials}{place}");
         let mut parted = Self::default();
         let mut kept = Vec::new();
-        for parameter in parameters[1..].split('&') {
+        for parameter in parameters.split('&') {
             // Not a form: a plus sign is one.
             let plain = parameter.replace('+', "%2B");
             let taken = match form_urlencoded::parse(plain.as_bytes()).next() {
@@ -97,10 +98,11 @@ impl PostgresUrl {
                 kept.push(parameter);
             }
         }
-        parted.driver = front.to_owned();
-        if !kept.is_empty() {
-            parted.driver = format!("{front}?{}", kept.join("&"));
-        }
+        parted.driver = if kept.is_empty() {
+            front
+        } else {
+            format!("{front}?{}", kept.join("&"))
+        };
         Ok(parted)
     }
 
@@ -171,8 +173,8 @@ fn next_pair(text: &str) -> Option<(&str, &str, String, &str)> {
             other => value.push(other),
         }
     }
-    let after = &body[end..];
-    let pair = &text[..text.len() - after.len()];
+    let (_, after) = body.split_at(end);
+    let (pair, _) = text.split_at(text.len() - after.len());
     Some((pair, key.trim_end(), value, after))
 }
 

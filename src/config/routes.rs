@@ -118,9 +118,12 @@ impl SinksInUse {
                 sinks.push(SinkInUse { sink, key });
             }
         };
+        // Those behind one that takes all are never reached.
         let all = routes.iter().position(RouteConfig::takes_all);
-        let reached = &routes[..all.map_or(routes.len(), |last| last + 1)];
-        for (number, route) in reached.iter().enumerate() {
+        let reached = routes
+            .iter()
+            .take(all.map_or(routes.len(), |last| last + 1));
+        for (number, route) in reached.clone().enumerate() {
             add(route.sink, &format!("routes[{number}]"));
             for (other, also) in route.also.iter().enumerate() {
                 add(also.sink, &format!("routes[{number}].also[{other}]"));
@@ -129,7 +132,7 @@ impl SinksInUse {
         if all.is_none() {
             add(None, "");
         }
-        let several = sinks.len() > 1 || reached.iter().any(|route| !route.also.is_empty());
+        let several = sinks.len() > 1 || reached.clone().any(|route| !route.also.is_empty());
         Self { sinks, several }
     }
 

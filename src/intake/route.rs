@@ -2,6 +2,11 @@
 //!
 //! Pure: a handler is a list of statements with their values; running them is the store's matter.
 
+#![expect(
+    clippy::string_slice,
+    reason = "at places that were found in this very text"
+)]
+
 use std::collections::BTreeMap;
 
 use super::pointer::Pointer;

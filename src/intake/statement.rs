@@ -9,6 +9,12 @@
 //!
 //! Pure.
 
+#![expect(
+    clippy::string_slice,
+    clippy::indexing_slicing,
+    reason = "at places that were found in this very text"
+)]
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 

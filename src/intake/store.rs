@@ -151,7 +151,9 @@ impl IntakeStore {
         verdict: Result<&Route, Failure>,
         progress: &Progress,
     ) -> Result<Taken, TakeError> {
-        for attempt in 1.. {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
             let error = match self.attempt(source, event, &verdict, progress).await {
                 Ok(Some(taken)) => return Ok(taken),
                 // Its row was there and is gone again.
@@ -171,7 +173,6 @@ impl IntakeStore {
             }
             tracing::debug!(%error, attempt, "the event's transaction is tried again");
         }
-        unreachable!("the last try has returned")
     }
 
     async fn attempt(

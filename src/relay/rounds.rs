@@ -15,6 +15,11 @@
 //!   ([`super::sweep`], and the promotion).
 //! - A bucket that is being given up is not claimed from.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "buckets and partitions by number: there is one of each"
+)]
+
 use std::collections::BTreeMap;
 
 use crate::event::BUCKETS;

@@ -1,6 +1,11 @@
 //! Texts of a configuration that say something of events: patterns that match them, and names that are filled in from
 //! them. Pure: no I/O.
 
+#![expect(
+    clippy::string_slice,
+    reason = "at places that were found in this very text"
+)]
+
 use std::sync::Arc;
 
 use crate::config::ConfigError;

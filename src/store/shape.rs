@@ -192,7 +192,7 @@ fn check_columns<'a>(
             None => {
                 return Err(StoreError::Shape(format!(
                     "table {table} has no column {column}: add it as {}",
-                    types[0]
+                    types.first().unwrap_or(&"text")
                 )));
             }
             Some(found) if !types.contains(&found.as_str()) => {

@@ -1,5 +1,10 @@
 //! Events of a shop: payloads of the size and shape that applications write.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "below the length of lists that are not empty"
+)]
+
 use std::time::SystemTime;
 
 use serde::Serialize;

@@ -121,8 +121,8 @@ impl<'a> Relays<'a> {
             ));
             let text = std::fs::read_to_string(&relay.log).unwrap_or_default();
             let all: Vec<&str> = text.lines().collect();
-            let last = all.len().saturating_sub(LAST_LINES);
-            lines.extend(all[last..].iter().map(|line| format!("  {line}")));
+            let rest = all.len().saturating_sub(LAST_LINES);
+            lines.extend(all.iter().skip(rest).map(|line| format!("  {line}")));
         }
         lines
     }

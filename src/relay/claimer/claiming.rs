@@ -1,5 +1,6 @@
 //! The claim, and what was claimed on its way to the publishers.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -97,11 +98,14 @@ impl Claimer {
 
     /// Reads the next piece of what was claimed, if there is room in memory.
     pub(super) fn load(&mut self, context: &mut Context<Self>) {
-        if self.loading || self.to_load.is_empty() || self.loaded_bytes >= LOADED_BYTES {
+        if self.loading || self.loaded_bytes >= LOADED_BYTES {
             return;
         }
+        let Some((_, token)) = self.to_load.front() else {
+            return;
+        };
+        let token = token.clone();
         let most = if self.load_singly > 0 { 1 } else { PIECE_ROWS };
-        let token = self.to_load[0].1.clone();
         let mut bytes = 0;
         let mut rows = Vec::new();
         while rows.len() < most
@@ -163,18 +167,18 @@ impl Claimer {
             self.links.marker.try_send(HandBack { held, why }).ok();
         }
         let partitions = self.settings.partitions;
-        let mut batches: Vec<Vec<Delivery>> = vec![Vec::new(); partitions];
+        let mut batches: BTreeMap<usize, Vec<Delivery>> = BTreeMap::new();
         for event in events {
             self.loaded_bytes += event.payload.len();
             let partition = partition_of(event.bucket, partitions);
-            batches[partition].push(self.settings.router.deliver(event, token));
+            let delivery = self.settings.router.deliver(event, token);
+            batches.entry(partition).or_default().push(delivery);
         }
-        for (publisher, deliveries) in self.links.publishers.iter().zip(batches) {
-            if deliveries.is_empty() {
-                continue;
+        for (number, publisher) in self.links.publishers.iter().enumerate() {
+            if let Some(deliveries) = batches.remove(&number) {
+                // Refused only by a publisher that is gone, which takes the whole generation with it.
+                publisher.try_send(Publish { deliveries }).ok();
             }
-            // Refused only by a publisher that is gone, which takes the whole generation with it.
-            publisher.try_send(Publish { deliveries }).ok();
         }
     }
 
@@ -185,8 +189,10 @@ impl Claimer {
         error: &StoreError,
         context: &mut Context<Self>,
     ) {
-        if error.is_about_data() && rows.len() == 1 {
-            self.undecodable(&rows[0], token, error);
+        if let [row] = rows.as_slice()
+            && error.is_about_data()
+        {
+            self.undecodable(row, token, error);
             self.step(context);
             return;
         }

@@ -67,7 +67,10 @@ pub(super) async fn reached(
         locked: Vec::new(),
     };
     for same_token in held.chunk_by(|one, next| Arc::ptr_eq(&one.token, &next.token)) {
-        let token = same_token[0].token.name();
+        let Some(Held { token, .. }) = same_token.first() else {
+            continue;
+        };
+        let token = token.name();
         let ids: Vec<i64> = same_token.iter().map(Held::id).collect();
         let done = match statement {
             Statement::Published => store.mark_published(&ids, token).await?,

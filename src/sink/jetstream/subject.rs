@@ -4,8 +4,6 @@
 //! whitespace, a control character, `*`, `>` or `.` in it, is refused: it would end in another
 //! subject than meant, or make the server close the connection. So is a subject that is too long.
 
-use std::borrow::Cow;
-
 use crate::event::OneLine;
 use crate::relay::failure::Cause;
 use crate::sink::{Delivery, SinkError};
@@ -110,12 +108,8 @@ fn illegal(reason: String) -> SinkError {
     SinkError::new(Cause::IllegalName, reason)
 }
 
-fn shown(text: &str) -> Cow<'_, str> {
-    let line = OneLine(text).to_string();
-    match line.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &line[..end]).into(),
-        None => line.into(),
-    }
+fn shown(text: &str) -> String {
+    OneLine(text).cut(SHOWN)
 }
 
 /// Is there a subject that both take? Either may have wildcards; a plain subject takes itself.

@@ -355,12 +355,13 @@ impl<'a> Run<'a> {
     async fn look_closer(&mut self) {
         while let Some(sent) = self.overdue.pop() {
             let topic = sent.delivery.address.destination.clone();
+            let link = sent.link.clone();
             let mut same = vec![sent];
             same.extend(
                 self.overdue
                     .extract_if(.., |sent| sent.delivery.address.destination == topic),
             );
-            match explained(&same[0].link, &topic).await {
+            match explained(&link, &topic).await {
                 Some(error) => {
                     for sent in same {
                         let error = error.clone().after_sending();

@@ -42,11 +42,7 @@ pub(super) fn check_name(topic: &str) -> Result<(), SinkError> {
 }
 
 fn shown(text: &str) -> String {
-    let line = OneLine(text).to_string();
-    match line.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &line[..end]),
-        None => line,
-    }
+    OneLine(text).cut(SHOWN)
 }
 
 /// What there is of a topic.

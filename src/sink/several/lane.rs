@@ -9,6 +9,11 @@
 //!   the next delivery for it starts another.
 //! - Dropping the run aborts the inner lanes.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "parts and copies by numbers that were given out here"
+)]
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
