@@ -10,7 +10,10 @@
 use std::time::{Duration, Instant};
 
 /// For how long a push keeps writers from ringing. Whatever happens to us, they ring again after it.
-pub const AWAKE: Duration = Duration::from_millis(500);
+pub const AWAKE: Duration = Duration::from_secs(1);
+/// How long after a push the next one follows. On an overloaded machine a claim before it may take a third of a second,
+/// and the push itself as long: that is when writers can least bear to ring.
+const PUSH_PACE: Duration = Duration::from_millis(250);
 /// So many events in a [`WINDOW`] make it worth to spare writers the ring: at fewer, being rung is
 /// cheaper for all, and sooner.
 const BUSY_ROWS: usize = 50;
@@ -133,7 +136,7 @@ impl Doorbell {
         self.busy
             && self
                 .pushed_at
-                .is_none_or(|at| now.saturating_duration_since(at) >= AWAKE / 2)
+                .is_none_or(|at| now.saturating_duration_since(at) >= PUSH_PACE)
     }
 
     /// Writers are kept from ringing since a moment before `now`.
@@ -344,18 +347,22 @@ mod tests {
     }
 
     #[test]
-    fn a_push_is_renewed_in_time() {
-        let mut now = Instant::now();
-        let mut doorbell = asleep(now);
-        let mut pushed_at: Option<Instant> = None;
-        for _ in 0..1000 {
-            doorbell.claimed(500, true, now);
-            if doorbell.push_due(now) {
-                doorbell.pushed(now);
-                pushed_at = Some(now);
+    fn a_push_is_renewed_in_time_also_by_an_overloaded_database() {
+        for takes in [3 * MS, 350 * MS] {
+            let mut now = Instant::now();
+            let mut doorbell = asleep(now);
+            let mut pushed_at: Option<Instant> = None;
+            for _ in 0..1000 {
+                doorbell.claimed(500, true, now);
+                if doorbell.push_due(now) {
+                    now += takes;
+                    assert!(pushed_at.is_none_or(|at| now - at < AWAKE));
+                    doorbell.pushed(now);
+                    pushed_at = Some(now);
+                }
+                now += takes;
             }
-            assert!(now - pushed_at.expect("at once") < AWAKE);
-            now += 3 * MS;
+            assert!(pushed_at.is_some_and(|at| now - at < AWAKE));
         }
     }
 
