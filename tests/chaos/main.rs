@@ -50,7 +50,7 @@ use judge::{Row, Seen, Verdict, judge, percentile};
 use operate::Operator;
 use relays::Place;
 use schedule::Schedule;
-use stage::{BINDINGS, Servers, Stage, connect};
+use stage::{BINDINGS, ENDLESS, Servers, Stage, connect};
 use support::World;
 use write::Writer;
 
@@ -224,6 +224,7 @@ async fn set_up(servers: Servers, relays: usize, ordering: &str) -> Scene {
         places: places.into_iter().map(tokio::sync::Mutex::new).collect(),
         book: Book::default(),
     });
+    stage.hold_at_most(ENDLESS).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let settling = Arc::new(AtomicBool::new(false));
     let mut others = JoinSet::new();

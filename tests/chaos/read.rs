@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use lapin::BasicProperties;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::{FieldTable, ShortString};
+use lapin::{BasicProperties, Connection, Consumer};
+use tokio::time::timeout;
 
 use crate::judge::Seen;
 use crate::stage::open_channel;
@@ -17,22 +18,28 @@ use crate::support::Arrival;
 /// Unacknowledged, at most.
 const PREFETCH: u16 = 500;
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+/// Without a delivery for so long it begins anew: a connection whose broker was killed may not have noticed.
+const SILENCE: Duration = Duration::from_secs(5);
+/// A broker that is just starting takes connections before it answers on them.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Until its task is ended.
 pub async fn read(queue: String, seen: Arc<Mutex<Vec<Seen>>>) {
     loop {
         // Whatever the reason, the queue is still there, and so is what was not acknowledged.
-        let _ = consume(&queue, &seen).await;
+        if let Ok(Ok((_connection, mut consumer))) = timeout(PATIENCE, begin(&queue)).await {
+            let _ = consume(&mut consumer, &seen).await;
+        }
         tokio::time::sleep(RECONNECT_PAUSE).await;
     }
 }
 
-async fn consume(queue: &str, seen: &Mutex<Vec<Seen>>) -> Result<(), lapin::Error> {
-    let (_connection, channel) = open_channel().await?;
+async fn begin(queue: &str) -> Result<(Connection, Consumer), lapin::Error> {
+    let (connection, channel) = open_channel().await?;
     channel
         .basic_qos(PREFETCH, BasicQosOptions::default())
         .await?;
-    let mut consumer = channel
+    let consumer = channel
         .basic_consume(
             queue.into(),
             "".into(),
@@ -40,11 +47,19 @@ async fn consume(queue: &str, seen: &Mutex<Vec<Seen>>) -> Result<(), lapin::Erro
             FieldTable::default(),
         )
         .await?;
-    while let Some(delivery) = consumer.next().await {
+    Ok((connection, consumer))
+}
+
+async fn consume(consumer: &mut Consumer, seen: &Mutex<Vec<Seen>>) -> Result<(), lapin::Error> {
+    while let Ok(Some(delivery)) = timeout(SILENCE, consumer.next()).await {
         let delivery = delivery?;
         let acker = delivery.acker.clone();
         seen.lock().unwrap().push(take(delivery));
-        acker.ack(BasicAckOptions::default()).await?;
+        if let Ok(acked) = timeout(SILENCE, acker.ack(BasicAckOptions::default())).await {
+            acked?;
+        } else {
+            break;
+        }
     }
     Ok(())
 }

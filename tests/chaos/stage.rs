@@ -28,6 +28,7 @@ const TAKEOVER_PATIENCE: Duration = Duration::from_secs(60);
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 const NORMAL_WATERMARK: &str = "0.4";
 const POLICY: &str = "chaos-full";
+pub const ENDLESS: u32 = 1_000_000_000;
 const READ_ONLY: &str = "ALTER SYSTEM SET default_transaction_read_only = on";
 const READ_WRITE: &str = "ALTER SYSTEM RESET default_transaction_read_only";
 const RELOAD: &str = "SELECT pg_reload_conf()";
@@ -65,6 +66,7 @@ impl Drop for Servers {
         }
         self.0
             .rabbitmqctl_blocking(&["set_vm_memory_high_watermark", NORMAL_WATERMARK]);
+        self.0.rabbitmqctl_blocking(&["clear_policy", POLICY]);
         let writable = ["psql", "-qc", READ_WRITE, "-qc", RELOAD];
         self.0.run_blocking(&writable);
     }
@@ -301,12 +303,9 @@ impl Stage {
                 servers.rabbitmqctl(&watermark(NORMAL_WATERMARK)).await;
             }
             Kind::FullQueue => {
-                let pattern = format!("^{}$", self.name);
-                let full = r#"{"max-length": 0, "overflow": "reject-publish"}"#;
-                let set = ["set_policy", POLICY, &pattern, full, "--apply-to", "queues"];
-                servers.rabbitmqctl(&set).await;
+                self.hold_at_most(0).await;
                 hold().await;
-                servers.rabbitmqctl(&["clear_policy", POLICY]).await;
+                self.hold_at_most(ENDLESS).await;
             }
             Kind::DeleteExchange => {
                 let (_connection, channel) = open_channel().await.unwrap();
@@ -327,6 +326,22 @@ impl Stage {
             other => unreachable!("{other:?} is not done to the broker"),
         }
         self.book.end(window);
+    }
+
+    /// The queue rejects what is beyond. It does so from the beginning on: RabbitMQ drops what a queue holds when it is
+    /// given a limit and this rule at once, after it has confirmed it.
+    pub async fn hold_at_most(&self, messages: u32) {
+        let pattern = format!("^{}$", self.name);
+        let rule = format!(r#"{{"max-length": {messages}, "overflow": "reject-publish"}}"#);
+        let set = [
+            "set_policy",
+            POLICY,
+            &pattern,
+            &rule,
+            "--apply-to",
+            "queues",
+        ];
+        self.servers.0.rabbitmqctl(&set).await;
     }
 
     async fn declare(&self, channel: &Channel) {
