@@ -15,14 +15,14 @@ use rand::{RngExt as _, SeedableRng as _};
 /// Faults of one round. There are as many targets as the most, with three relays.
 const AT_ONCE: std::ops::RangeInclusive<usize> = 4..=5;
 /// A fault begins within this of its round's beginning.
-const SPREAD_MS: u64 = 2_000;
+const SPREAD_MS: u64 = 1_500;
 /// Of so many rounds one is a lone kill, so long after the faults before it that they are over.
 const LONE_KILL_EVERY: usize = 6;
 const LONE_KILL_AFTER: Duration = Duration::from_secs(4);
 /// Shorter and longer than the lease.
-const HOLD_MS: std::ops::Range<u64> = 500..6_000;
+const HOLD_MS: std::ops::Range<u64> = 500..5_500;
 /// Without faults after each round.
-const CALM_MS: std::ops::Range<u64> = 500..2_000;
+const CALM_MS: std::ops::Range<u64> = 500..1_500;
 
 /// One way to go wrong.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
