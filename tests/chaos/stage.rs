@@ -295,6 +295,10 @@ impl Stage {
                 servers.run(&["kill", "rabbitmq"]).await;
                 tokio::time::sleep(fault.hold / 4).await;
                 servers.run(&["start", "rabbitmq"]).await;
+                // What was declared or set in the seconds before may be gone: RabbitMQ's database writes its log late.
+                self.hold_at_most(ENDLESS).await;
+                let (_connection, channel) = open_channel().await.unwrap();
+                self.declare(&channel).await;
             }
             Kind::MemoryAlarm => {
                 let watermark = |share| ["set_vm_memory_high_watermark", share];
